@@ -58,8 +58,11 @@ def main(argv: list[str]) -> int:
     own = build_parser().parse_args(argv)
     form = format_of(own.output, own.format)
     find_run(own.run)
-    from scripts.common.image_stream import image_names, warn_of
+    from scripts.common.image_stream import LIST, image_names, warn_of
 
+    given = {os.path.realpath(name) for image in own.images for name in (image, image.removeprefix(LIST))}
+    if own.output is not None and os.path.isfile(own.output) and os.path.realpath(own.output) in given:
+        raise UserError(f"--output {own.output}: is one of the images, or lists of them, to read; choose another name")
     unread: Counter[str] = Counter()
     names = image_names(own.images, unread)
     began = time.monotonic()

@@ -20,6 +20,7 @@ from scripts.exporting.checking import Check
 from scripts.exporting.subject import Subject
 from scripts.predict import rows_of
 from tests.helpers import altered, answer, csv_rows, trained
+from utils.config.settings import UserError
 from utils.data.images import decoding
 from utils.record.reading import OneLabel
 
@@ -125,6 +126,15 @@ def giving(logits, classes):
     """A predictor whose network gives these logits (n, classes), whatever it sees."""
     loaded = SimpleNamespace(classes=classes, reading=OneLabel())
     return SimpleNamespace(loaded=loaded, logits=lambda images: logits, distances=lambda images: None)
+
+
+@pytest.mark.parametrize("image", ["own.csv", "@own.csv"])
+def test_an_image_or_list_to_read_is_not_replaced_by_the_predictions(image, digits_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.csv").write_text("kept")
+    with pytest.raises(UserError, match=r"--output \./own\.csv: is one of the images, or lists of them, to read"):
+        predicted(digits_run, image, "--output", "./own.csv")
+    assert (tmp_path / "own.csv").read_text() == "kept"
 
 
 def test_an_output_that_is_not_finite_is_an_error_and_no_probability():
