@@ -41,7 +41,8 @@ CHARTS = (
     Chart(
         "Loss",
         (Curve(TRAINING, "steps:loss"), Curve(VALIDATION, "epochs:val_loss")),
-        note="Training: what is minimised, with smoothing, mixing and other terms if any. Validation: cross entropy.",
+        note="Training: what is minimised, with smoothing, mixing and other terms if any. Validation: cross entropy, "
+        "the binary one if images have several labels.",
     ),
     Chart(
         "Top-1",
