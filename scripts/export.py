@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
         pushing.refuse_mistakes(own.push)
     from scripts.common.predictions import Chosen, warn_of_other_views
     from scripts.exporting import steps
-    from scripts.exporting.card import Exported, card
+    from scripts.exporting.card import card
     from scripts.exporting.checking import ExportFailure
     from scripts.exporting.images import refuse_missing, table_of, to_compare_on
     from scripts.exporting.subject import Subject
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
                 )
                 checked = steps.check(own.to, subject, model, images, quantised=True)
             text = pushing.FRONT_MATTER if own.push else ""
-            text += card(Exported(subject, own.to, place.model, checked, source, quantised))
+            text += card(own.to, subject, place.model, f"on {source}: {checked}", quantised)
             # A class has its folder's name, which may not be text in any encoding.
             (folder / place.card).write_text(text, encoding="utf-8", errors="replace")
             files = [

@@ -5,16 +5,14 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
 
 from scripts.common.answers import FIGURES
 from scripts.common.output import filled
 from scripts.common.runs import plan_of
 from scripts.common.trained import of_each_class
-from scripts.exporting.checking import Check
 from scripts.exporting.subject import Subject
 from scripts.exporting.writers import METADATA, metadata_beside
 from utils.config import hub_networks
@@ -50,33 +48,24 @@ OF_PLAN = (
 OF_TRAINING = ("epochs", "global_batch_size", "optimizer", "lr", "lr_policy", "weight_decay", "augment", "seed")
 
 
-class Exported(NamedTuple):
-    """Facts about an export for its card. ``model``: the file's name. ``quantised``: lines about 8-bit quantisation."""
+def card(name: str, subject: Subject, model: str, check: str, quantised: Sequence[str] = ()) -> str:
+    """Text, in Markdown, of the card of the file ``model``, which has the format ``name``.
 
-    subject: Subject
-    name: str
-    model: str
-    check: Check
-    source: str
-    quantised: tuple[str, ...] = ()
-
-
-def card(one: Exported) -> str:
-    """Text of the card, in Markdown."""
+    ``check``: text about the check of the export. ``quantised``: lines about 8-bit quantisation.
+    """
     return filled(
         TEMPLATE / "card.jinja",
-        subject=one.subject,
-        facts=list(_facts(one)),
-        steps=list(_steps(one.subject)),
-        of_each_class=of_each_class(one.subject.loaded),
-        packages=PACKAGES.get(one.name, "torch, numpy and pillow"),
-        code=code(one),
+        subject=subject,
+        facts=list(_facts(subject, check, quantised)),
+        steps=list(_steps(subject)),
+        of_each_class=of_each_class(subject.loaded),
+        packages=PACKAGES.get(name, "torch, numpy and pillow"),
+        code=code(name, subject, model),
         shown_classes=SHOWN_CLASSES,
     )
 
 
-def _facts(one: Exported) -> Iterator[tuple[str, str]]:
-    subject = one.subject
+def _facts(subject: Subject, check: str, quantised: Sequence[str]) -> Iterator[tuple[str, str]]:
     settings = subject.loaded.settings
     parameters = sum(parameter.numel() for parameter in subject.loaded.network.parameters())
     library = "its training repository" if subject.library == "own" else subject.library
@@ -97,9 +86,9 @@ def _facts(one: Exported) -> Iterator[tuple[str, str]]:
         who = "the file divides" if subject.divided else "the file holds weights alone, and the code below divides"
         fitted = f"{subject.loaded.confidence.fitted}{_with_views(subject.loaded.confidence.tta)}"
         yield "calibration", f"{fitted}; {who} the logits by it"
-    for line in one.quantised:
+    for line in quantised:
         yield "8 bits", line
-    yield "checked", f"on {one.source}: {one.check}"
+    yield "checked", check
     yield "made with", f"torch {metadata.version('torch')}, Python {sys.version.partition(' ')[0]}"
 
 
@@ -176,20 +165,20 @@ def resized_size(shown: Preprocessing) -> Size:
     return size_of(*enlarged(shown.val_image_size, shown.crop_pct))
 
 
-def code(one: Exported) -> str:
-    """Source of a program that classifies ``image.jpg`` with the export."""
-    shown = one.subject.loaded.preprocessing
+def code(name: str, subject: Subject, model: str) -> str:
+    """Source of a program that classifies ``image.jpg`` with the export of format ``name`` in the file ``model``."""
+    shown = subject.loaded.preprocessing
     return filled(
         TEMPLATE / "code.jinja",
-        loading=loading(one.name, one.subject, one.model),
-        format=one.name,
+        loading=loading(name, subject, model),
+        format=name,
         shown=shown,
         stored=stored_sides(shown),
-        reading=one.subject.reading,
-        inside=one.subject.inside,
-        temperature=None if one.subject.divided else one.subject.temperature,
+        reading=subject.reading,
+        inside=subject.inside,
+        temperature=None if subject.divided else subject.temperature,
         opened=opening(shown),
-        preparation=preparation(shown, one.subject.inside),
+        preparation=preparation(shown, subject.inside),
         is_array=levels.is_array(shown.colour),
         image="image.npy" if levels.is_array(shown.colour) else "image.jpg",
     )

@@ -29,7 +29,7 @@ from models import load_model
 from scripts import export
 from scripts.common.predictions import Chosen, predict_split
 from scripts.exporting import checking, images, onnx_files, steps, writers
-from scripts.exporting.card import Exported, card, code, preparation
+from scripts.exporting.card import card, code, preparation
 from scripts.exporting.formats import FORMATS, Place
 from scripts.exporting.subject import Subject
 from tests.end_to_end.forked import Launched
@@ -487,14 +487,13 @@ def test_the_card_states_figures_of_exactly_these_weights(digits_run):
 
 
 def card_of(loaded):
-    subject = subject_of(loaded)
-    return card(Exported(subject, "onnx", "model.onnx", checking.Check("", "", 0.0, 1, 1, "class"), ""))
+    return card("onnx", subject_of(loaded), "model.onnx", "")
 
 
 def test_a_file_may_be_called_what_the_cards_program_has_gaps_for(digits_run):
     subject = subject_of(load_model(digits_run))
     for name, path in (("torch-export", "METADATA_NAME.pt2"), ("onnx", "NAME.onnx")):
-        assert f'("{path}"' in code(Exported(subject, name, path, None, "noise", ()))
+        assert f'("{path}"' in code(name, subject, path)
 
 
 def test_figures_of_a_cut_validation_or_in_a_gpus_default_format_say_so(digits_run):

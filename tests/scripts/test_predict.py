@@ -15,8 +15,7 @@ from scripts import predict
 from scripts.common.image_stream import ImageBatch
 from scripts.common.predictions import Chosen, predict_split
 from scripts.common.trained import NOT_FINITE, of_each_class, open_run
-from scripts.exporting.card import Exported, card
-from scripts.exporting.checking import Check
+from scripts.exporting.card import card
 from scripts.exporting.subject import Subject
 from scripts.predict import rows_of
 from tests.helpers import altered, answer, csv_rows, trained
@@ -77,10 +76,7 @@ def test_of_a_network_whose_loss_judged_each_class_alone_it_is_said_that_probabi
     with mock.patch("scripts.common.trained.say", said.append):
         of_bce, other = (open_run(path, device="cpu") for path in (str(tmp_path / "bce.pt"), run))
     assert [line for line in said if "probabilities are a softmax over all classes" in line] == said[:1]
-    cards = [
-        card(Exported(Subject.of(loaded, False, False), "onnx", "a.onnx", Check("", "", 0, 0, 0, "class"), ""))
-        for loaded in (of_bce, other)
-    ]
+    cards = [card("onnx", Subject.of(loaded, False, False), "a.onnx", "") for loaded in (of_bce, other)]
     assert f"The network {of_each_class(of_bce)}." in cards[0] and "bce" not in cards[1]
 
 
