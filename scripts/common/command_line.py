@@ -21,12 +21,16 @@ from utils.runtime.console import INTERRUPTED, lacks_package, outlive_readers
 from utils.runtime.cpu import let_threads_wait_briefly
 
 T = TypeVar("T")
-# data settings that tell which images there are and how their bytes are read, not what a training makes of them
+# data settings that tell which images there are, and what they are labelled
+WHICH_IMAGES = (
+    *("dataname", "datapath", "val_split", "val_split_by", "folds", "fold", "fold_seed", "image_column"),
+    *("label_column", "labels", "path_column", "split_column", "group_column", "weight_column", "class_from_name"),
+    *("class_map", "label_separator", "label_columns"),
+)
+# and those that tell how their bytes are had and read, not what a training makes of them
 OF_IMAGES = (
-    *("dataname", "datapath", "download", "val_split", "val_split_by", "folds", "fold", "fold_seed", "folds_from"),
-    *("image_column", "label_column", "labels", "path_column", "split_column", "group_column", "weight_column"),
-    *("class_from_name", "class_map", "label_separator", "label_columns", "in_channels", "levels", "pixel_range"),
-    *("workers", "cache_dir", "skip_bad_images"),
+    *WHICH_IMAGES,
+    *("download", "folds_from", "in_channels", "levels", "pixel_range", "workers", "cache_dir", "skip_bad_images"),
 )
 _made: list[Path] = []  # folders that ``make_folder`` made, each before those that it lies in
 TERMINATED = 128 + signal.SIGTERM  # the exit code that shells report for a process ended by SIGTERM

@@ -10,33 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from models.load import Loaded
+from scripts.common.command_line import WHICH_IMAGES
 from scripts.common.predictions import AnyPredictions
 from scripts.common.uncertainty import SignFlipTest, bootstrap_interval, of_groups, sign_flip_test
 from utils.config.settings import UserError
-from utils.data.division import DIVISION
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# Settings that determine which images are used.
-DATA = (
-    "dataname",
-    "datapath",
-    *DIVISION,
-    "image_column",
-    "label_column",
-    "labels",
-    "path_column",
-    "split_column",
-    "group_column",
-    "weight_column",
-    "class_from_name",
-    "class_map",
-    "label_separator",
-    "label_columns",
-    "train_samples",
-    "seed",
-)
+DATA = (*WHICH_IMAGES, "train_samples", "seed")  # settings that determine which images are used
 
 
 class Counts(NamedTuple):
