@@ -19,7 +19,6 @@ from scripts.sweeps.grid import Trial
 from scripts.sweeps.outcomes import in_words, label
 from utils.config.settings import UserError
 from utils.data.formats.held_out import Folds, stored_folds
-from utils.record.reading import Reading
 
 METHOD = "corrected t interval (Nadeau and Bengio 2003; Bouckaert and Frank 2004)"
 SAME = 1e-3  # percentage points by which the log's rounded figure may differ
@@ -34,7 +33,6 @@ class OneFold:
 
     trial: Trial
     predictions: Predictions
-    reading: Reading
     numbers: np.ndarray
     folds: Folds
 
@@ -45,13 +43,14 @@ class OneFold:
         """
         of = self.predictions
         names = of.classes
-        given = self.reading.labels(of.logits) or self.reading.likeliest(of.logits, 1)
+        reading = of.reading
+        given = reading.labels(of.logits) or reading.likeliest(of.logits, 1)
         in_memory = not hasattr(of.images, "paths")
         return [
             {
                 "image": f"train[{number}]" if in_memory else image,
-                "class": _names(np.flatnonzero(truth == 1) if self.reading.several else [truth], names),
-                **({"unknown": _names(np.flatnonzero(truth < 0), names)} if self.reading.several else {}),
+                "class": _names(np.flatnonzero(truth == 1) if reading.several else [truth], names),
+                **({"unknown": _names(np.flatnonzero(truth < 0), names)} if reading.several else {}),
                 "fold": self.trial.fold,
                 "predicted": _names([label for label, _ in answer], names),
                 **{f"probability {name}": f"{share:.6f}" for name, share in zip(names, shares, strict=True)},
@@ -59,9 +58,9 @@ class OneFold:
             for number, image, truth, answer, shares in zip(
                 self.numbers.tolist(),
                 of.ids,
-                of.targets if self.reading.several else of.truth,
+                of.targets if reading.several else of.truth,
                 given,
-                self.reading.probabilities(of.logits.double()).tolist(),
+                reading.probabilities(of.logits.double()).tolist(),
                 strict=True,
             )
         ]
@@ -128,7 +127,7 @@ def predicted(trial: Trial, result: RunResult) -> OneFold:
     now = predictions.report.headline
     if whole and abs(now - result.final) > SAME:
         warn(f"{trial.name}: {in_words([result])} is {now:.4f} now, {result.final:.4f} when it was trained")
-    return OneFold(trial, predictions, loaded.reading, held_out[predictions.numbers], folds)
+    return OneFold(trial, predictions, held_out[predictions.numbers], folds)
 
 
 def refuse_incomplete(folds: Sequence[OneFold]) -> None:
@@ -149,7 +148,7 @@ def refuse_incomplete(folds: Sequence[OneFold]) -> None:
 def _pooled(folds: Sequence[OneFold], seed: int, file: Path) -> str:
     """Line about the pooled predictions of all folds of a seed."""
     count = sum(len(one.numbers) for one in folds)
-    if folds[0].reading.several:
+    if folds[0].predictions.reading.several:
         return f"  seed {seed}: {count:,} images predicted out of fold, in {file.name}"
     right = np.concatenate([one.predictions.right for one in folds])
     grouped = folds[0].predictions.groups is not None

@@ -249,8 +249,7 @@ def test_the_answers_out_of_fold_have_an_interval_over_groups(tmp_path):
     grouped = in_groups(3)
     lines = []
     for of in (grouped, as_if_independent(grouped)):
-        fold = SimpleNamespace(predictions=of, reading=of.reading, numbers=of.numbers)
-        lines.append(_pooled([fold], 0, tmp_path / "out.csv"))
+        lines.append(_pooled([SimpleNamespace(predictions=of, numbers=of.numbers)], 0, tmp_path / "out.csv"))
     low, high = wilson_interval(grouped.right, grouped.groups)
     assert f"95 % interval {low:.2f} to {high:.2f} (Wilson, 40 groups); out.csv" in lines[0]
     low, high = wilson_interval(grouped.right)
