@@ -24,8 +24,6 @@ from utils.config.settings import UserError
 if TYPE_CHECKING:
     from scripts.reporting.sources import RunSource
 
-__all__ = ["main"]
-
 NAME = "report.py"
 
 
