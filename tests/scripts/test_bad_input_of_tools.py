@@ -27,6 +27,7 @@ from scripts import (
     verify_resume,
 )
 from scripts.common.command_line import make_folder, run_tool, warn
+from scripts.lab import benchmark, benchmark_amp, collect_results, gpu_results
 from tests.faults.small_run import Attack
 from tests.helpers import answer, image_tree, png_that_says
 from utils.config.settings import UserError
@@ -34,10 +35,12 @@ from utils.config.settings import UserError
 LONG = "x" * 300  # longer than a file system lets a name be
 CODE = "io.open; give another"  # which ``Attack`` would call
 TOOLS = {tool.NAME.removesuffix(".py"): tool for tool in (evaluate, explain, export, features, predict, report, serve)}
-OF_SETTINGS = {
+LAB = (benchmark, benchmark_amp, collect_results, gpu_results)
+OTHERS = {
     tool.NAME.removesuffix(".py"): tool
-    for tool in (amp_audit, amp_walkthrough, check_data, doctor, find_lr, pack, sweep, verify_resume)
+    for tool in (amp_audit, amp_walkthrough, check_data, doctor, find_lr, pack, sweep, verify_resume, *LAB)
 }  # which take no RUN
+WITHOUT_DEVICE = ("export", "lab/collect_results", "lab/gpu_results")  # which have no --device
 # What each tool is told beside RUN; that of features.py may be a network's name, too.
 REST = {
     "evaluate": "--device cpu --no-progress --output evaluation",
@@ -240,6 +243,27 @@ LINES = (
     ("pack", "--output new --format png --quality 90", "--quality is for --format jpeg"),
     ("pack", "--verify /nowhere", "holds no shards.json"),
     ("pack", "--verify new --output new --resize 8", "--output contradicts --verify", "--resize contradicts --verify"),
+    ("lab/benchmark", "--only speed", "--only: invalid choice: 'speed' (choose from 'loop', 'decode', 'start-up'"),
+    ("lab/benchmark", "--rounds 0", "--rounds: '0': must be at least 1"),
+    ("lab/benchmark", "--seconds nan", "--seconds: 'nan': must be a finite number"),
+    ("lab/benchmark", "--mnist /nowhere --timm-train /no/train.py", "--mnist /nowhere", "--timm-train /no/train.py"),
+    ("lab/benchmark", "--output ", "--output"),
+    ("lab/benchmark_amp", "--steps 0", "--steps: '0': must be at least 1"),
+    ("lab/benchmark_amp", "--width -5", "--width: '-5': must be at least 1"),
+    ("lab/benchmark_amp", "--rounds many", "--rounds: 'many': must be a whole number"),
+    ("lab/benchmark_amp", "--arch conv2", "--arch goes with --accounting, and this measures the MLP"),
+    ("lab/benchmark_amp", "--amp bf16", "--amp goes with --accounting, and this measures the MLP"),
+    ("lab/benchmark_amp", "--accounting --layers 2", "--layers goes with the MLP, and this measures --accounting"),
+    ("lab/benchmark_amp", "--amp fp8", "--amp: invalid choice: 'fp8'"),
+    ("lab/benchmark_amp", "--ema-decay 0.9", "--ema-decay goes with --accounting"),
+    ("lab/benchmark_amp", "--accounting --ema-decay 2", "--ema-decay"),
+    ("lab/benchmark_amp", "--accounting --arch resnet81", "no own, timm or torchvision network has this name; did you"),
+    ("lab/benchmark_amp", "--width 8 --output /dev/null/folder", "cannot be made"),
+    ("lab/collect_results", "gone empty", "gone: no such folder"),
+    ("lab/gpu_results", "--only speed", "--only: invalid choice: 'speed' (choose from 'tests', 'amp'"),
+    ("lab/gpu_results", "--seconds-limit 5", "--seconds-limit"),
+    ("lab/gpu_results", "--cifar10 /no/where --timm-train /no/f", "/no/where: no such folder", "/no/f: no such file"),
+    ("lab/gpu_results", "--output ", "--output"),
 )
 # Where each tool that writes is interrupted.
 BUSY = {
@@ -288,7 +312,7 @@ def nothing_left_behind(place, monkeypatch):
 
 def told(tool, words, monkeypatch, capsys):
     """The exit code, and the lines on stderr but for those about the progress."""
-    code, said = answer((TOOLS | OF_SETTINGS)[tool], words, capsys, monkeypatch)
+    code, said = answer((TOOLS | OTHERS)[tool], words, capsys, monkeypatch)
     assert tool != "predict" or code != 2 or said.out == "", "not even a header"
     lines = [line for line in said.err.splitlines() if not line.endswith("fc, 10 classes")]
     return code, [
@@ -333,11 +357,11 @@ def test_what_is_no_run_is_told_in_a_line(tool, monkeypatch, capsys):
         assert lines[0].startswith(f"{tool}.py: ") and text in lines[0], (run, lines)
 
 
-@pytest.mark.parametrize("tool", TOOLS | OF_SETTINGS)
+@pytest.mark.parametrize("tool", TOOLS | OTHERS)
 def test_what_cannot_be_done_is_told_in_a_line(tool, digits_run, monkeypatch, capsys):
     for line, *texts in [rest for name, *rest in LINES if name == tool]:
         words = [*([digits_run] if tool in TOOLS else []), *line.split(" ")]
-        code, lines = told(tool, words + ["--device", "cpu"] * (tool != "export"), monkeypatch, capsys)
+        code, lines = told(tool, words + ["--device", "cpu"] * (tool not in WITHOUT_DEVICE), monkeypatch, capsys)
         assert (code, len(lines)) == (2, len(texts)), (line, lines)
         for text, said in zip(texts, lines, strict=True):
             assert said.startswith(f"{tool}.py: ") and text in said, (line, lines)

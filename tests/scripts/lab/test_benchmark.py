@@ -25,7 +25,7 @@ from scripts.lab.benchmarks.measure import (
     throughput,
     warm_images_per_second,
 )
-from tests.helpers import csv_rows, mistakes_of
+from tests.helpers import csv_rows
 from tests.utils.data.test_readers import some, write_idx
 from utils.config.settings import UserError
 
@@ -295,18 +295,3 @@ def test_the_machine_is_named_and_csv_and_table_hold_ratios_differences_and_figu
     assert "a ratio (images/s) r 100 200 0.500x 0.500x - 0.500x at least 0.9 MISSED" in lines
     assert "a difference (s) s 5 4.5 +0.50 +0.50 - +0.50 at most 1 met" in lines
     assert "a figure (s) 1.5 1.5 1.5 - 1.5 at most 2 met" in lines
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--only", "speed"], ["speed", "start-up"]),
-        (["--rounds", "0"], ["--rounds", "at least 1"]),
-        (["--seconds", "nan"], ["--seconds", "finite"]),
-        (["--mnist", "/nowhere", "--timm-train", "/no/train.py"], ["--mnist /nowhere", "--timm-train /no/train.py"]),
-        (["--output", ""], ["--output"]),
-    ],
-)
-def test_mistakes_are_told_in_a_line_each(flags, words):
-    said = " ".join(mistakes_of(benchmark.read_flags, flags))
-    assert all(word in said for word in words)

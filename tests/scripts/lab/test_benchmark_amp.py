@@ -11,7 +11,7 @@ from models import build_model
 from scripts.lab import benchmark_amp
 from scripts.lab.benchmarks import steps
 from scripts.lab.benchmarks.steps import AMP, Round, Training, mlp, tf32
-from tests.helpers import answer, csv_rows
+from tests.helpers import csv_rows
 from tests.utils.loop.test_step_graph import Tape
 from utils.config.groups.model import ModelSettings
 from utils.config.groups.precision import PrecisionSettings
@@ -53,31 +53,6 @@ def test_the_table_has_a_row_for_each_format_the_device_knows_and_names_the_othe
     assert "MLP of 2 linear layers 32-32, batch 8, 3 rounds of 2 steps" in out.splitlines()[0]
     assert f"torch {torch.__version__}" in out.splitlines()[0]
     assert [row["format"] for row in csv_rows(tmp_path / "new/folder/amp.csv")] == ["fp32", "fp16", "bf16"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ("--steps 0", "--steps: '0': must be at least 1"),
-        ("--width -5", "--width: '-5': must be at least 1"),
-        ("--rounds many", "--rounds: 'many': must be a whole number"),
-        ("--arch conv2", "--arch goes with --accounting, and this measures the MLP"),
-        ("--amp bf16", "--amp goes with --accounting, and this measures the MLP"),
-        ("--accounting --layers 2", "--layers goes with the MLP, and this measures --accounting"),
-        ("--amp fp8", "--amp: invalid choice: 'fp8'"),
-        ("--ema-decay 0.9", "--ema-decay goes with --accounting"),
-        ("--accounting --ema-decay 2", "--ema-decay"),
-        (
-            "--accounting --arch resnet81",
-            "--arch 'resnet81': no own, timm or torchvision network has this name; did you",
-        ),
-        ("--width 8 --output /dev/null/folder", "cannot be made"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(monkeypatch, capsys, flags, expected):
-    code, said = answer(benchmark_amp, [*flags.split(), "--device", "cpu"], capsys, monkeypatch)
-    (line,) = said.err.splitlines()
-    assert code == 2 and line.startswith("lab/benchmark_amp.py: ") and expected in line
 
 
 # --------------------------------------------------------------------------------------- arithmetic

@@ -351,11 +351,6 @@ def test_a_kept_run_that_stopped_early_is_still_finished(tmp_path, monkeypatch):
     assert read_run(tmp_path / "kept/digits/fc/run").epochs == 5
 
 
-def test_a_folder_that_is_not_there_is_one_line(tmp_path, capsys, monkeypatch):
-    code, said = collect([tmp_path / "none", tmp_path], capsys, monkeypatch)
-    assert (code, said.err) == (2, f"lab/collect_results.py: {tmp_path / 'none'}: no such folder\n")
-
-
 @pytest.mark.parametrize("level", [85, 90, 92])
 def test_the_times_to_so_many_percent_of_imagenette_are_those_of_the_kept_runs(level):
     said = []

@@ -25,7 +25,7 @@ from scripts.lab.gpu_table import airbench, collect
 from scripts.lab.gpu_table.collect import figure
 from scripts.lab.gpu_table.pieces import PIECES, Piece
 from scripts.verification.processes import processes
-from tests.helpers import mistakes_of, wait_for
+from tests.helpers import wait_for
 from utils.config.settings import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -393,20 +393,6 @@ def test_cells_show_ratios_and_figures(line, cells):
 
 
 # ----------------------------------------------------------------------------------------- command line
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--only", "speed"], ["speed", "resnet50-fp16"]),
-        (["--seconds-limit", "5"], ["--seconds-limit"]),
-        (["--cifar10", "/no/where", "--timm-train", "/no/f"], ["/no/where: no such folder", "/no/f: no such file"]),
-        (["--output", ""], ["--output"]),
-    ],
-)
-def test_mistakes_are_told_in_a_line_each(flags, words):
-    said = " ".join(mistakes_of(gpu_results.read_flags, flags))
-    assert all(word in said for word in words)
 
 
 def test_without_a_gpu_only_the_tiny_form_can_be_measured(tmp_path, monkeypatch):
