@@ -16,6 +16,7 @@ from scripts.averaging.soup import greedy, mean, read, save
 from scripts.common.uncertainty import divided
 from scripts.exporting.subject import Subject
 from tests.helpers import mistakes_of, trained
+from tests.scripts.common.test_predictions import evaluated
 from tests.utils.test_train_validation import make
 from utils.checkpoint import checkpoint
 from utils.config.groups.model import ModelSettings
@@ -43,12 +44,6 @@ def cooked(capsys, *line):
     capsys.readouterr()
     assert average_checkpoints.main([*map(str, line), "--device", "cpu", "--no-progress"]) == 0
     return capsys.readouterr().out.splitlines()
-
-
-def evaluated(capsys, path):
-    capsys.readouterr()
-    assert main.main(["--evaluate", "--weights", str(path), "--device", "cpu", "--no-progress"]) == 0
-    return capsys.readouterr().out.splitlines()[-1]
 
 
 def test_the_mean_is_that_of_torchs_averaged_model_and_counters_stay_whole():
@@ -110,7 +105,7 @@ def test_a_uniform_soup_is_the_mean_and_evaluates_as_printed(runs, tmp_path, cap
     tops = [f"{state['progress']['last_validation'][1]:.2f}" for state in states]
     assert [line.split() for line in lines[2:5]] == [[run, top1, "kept"] for run, top1 in zip(runs, tops, strict=False)]
     assert lines[5].startswith("uniform soup of 3")
-    assert lines[-2:] == [f"Saved {tmp_path / 'soup.pt'}", evaluated(capsys, tmp_path / "soup.pt")]
+    assert lines[-2:] == [f"Saved {tmp_path / 'soup.pt'}", evaluated(capsys, "--weights", f"{tmp_path}/soup.pt")]
     loaded = load_model(tmp_path / "soup.pt")
     assert len(loaded.classes) == 10 and Subject.of(loaded, False, False).weights == "the mean of 3 checkpoints"
     assert [path.name for path in tmp_path.iterdir()] == ["soup.pt"], "nothing else is left"
@@ -133,7 +128,7 @@ def test_a_soup_keeps_all_that_describes_network_and_data_and_nothing_that_was_f
 def test_a_soup_that_flags_show_other_pixels_evaluates_as_printed(runs, tmp_path, capsys):
     flags = ("--mean", "0.9", "--tta", "flip")
     lines = cooked(capsys, "--checkpoints", *runs[:2], "--output", tmp_path / "soup.pt", *flags)
-    assert lines[-1] == evaluated(capsys, tmp_path / "soup.pt")
+    assert lines[-1] == evaluated(capsys, "--weights", f"{tmp_path}/soup.pt")
     assert load_model(tmp_path / "soup.pt").preprocessing.mean == (0.9,)
 
 

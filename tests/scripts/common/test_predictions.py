@@ -28,6 +28,7 @@ from utils.data.datasets import get_data
 from utils.data.formats.readers import read_digits
 from utils.data.loaders import sample_plan
 from utils.record.reading import SeveralLabels
+from utils.record.summary import figures
 
 QUIET = ("--device", "cpu", "--no-progress")
 CPU = Chosen(device="cpu", progress=False)
@@ -98,19 +99,10 @@ def test_a_network_that_no_step_has_trained_is_named(digits_run, tmp_path, monke
 
 
 def evaluated(capsys, *line):
-    """The figures of main.py --evaluate's last line, as text."""
+    """The last line of main.py --evaluate."""
     capsys.readouterr()
     assert main.main(["--evaluate", *QUIET, *line]) == 0
-    return dict(part.split("=") for part in capsys.readouterr().out.split("\n")[-2].split())
-
-
-def figures(report):
-    return {
-        "val_top1": f"{report.top1:.4f}",
-        "val_top5": f"{report.top5:.4f}",
-        "val_loss": f"{report.loss:.4f}",
-        "val_count": str(report.count),
-    }
+    return capsys.readouterr().out.splitlines()[-1]
 
 
 def test_a_run_that_decoded_on_a_gpu_is_read_without_one_and_its_bad_images_are_skipped(
