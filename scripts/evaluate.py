@@ -153,23 +153,22 @@ def evaluate(own: argparse.Namespace, loaded: Loaded, other: Loaded | None, dist
     found = Evaluation(
         predictions,
         fit_temperature(predictions),
-        None if other is None else compare_with(other, own, loaded, predictions, distributed),
+        None if other is None else compare_with(other, loaded, chosen, predictions, distributed),
         None if own.reject_below is None else Rejection.of(predictions, own.reject_below),
     )
     return measure_distance(own, loaded, chosen, found, distributed) if seen else found
 
 
 def compare_with(
-    other: Loaded, own: argparse.Namespace, loaded: Loaded, predictions: AnyPredictions, distributed: Distributed
+    other: Loaded, loaded: Loaded, chosen: Chosen, predictions: AnyPredictions, distributed: Distributed
 ) -> Comparison | LabelComparison:
     """Compare ``loaded``'s predictions with those of the network ``other`` on the same images."""
-    from scripts.common.predictions import Chosen, point_of, predict_split, seen_before, settings_of
+    from scripts.common.predictions import point_of, predict_split, seen_before, settings_of
     from scripts.evaluation.comparison import Comparison, with_data_settings_of
     from scripts.evaluation.several_labels import LabelComparison
     from utils.data.datasets import seen_in_training
 
-    chosen = Chosen.of(own)
-    if own.datapath is None and loaded.fingerprint is not None:
+    if chosen.datapath is None and loaded.fingerprint is not None:
         settings = settings_of(loaded, chosen).data
         if line := seen_in_training(predictions.images, loaded.fingerprint, settings, point_of(other)):
             warn(line)
