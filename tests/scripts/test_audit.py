@@ -123,6 +123,20 @@ def test_layers_that_only_get_too_large_inputs_are_kept_in_float32_but_not_blame
     assert len(result.tried) <= 4, "they are found together"
 
 
+class Enlarged(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * 1e6
+
+
+def test_what_an_operation_takes_and_gives_is_said_of_the_same_batches():
+    """The first batch overflows, too; the second one is ten times as large."""
+    network = nn.Sequential(nn.Flatten(), Enlarged(3, 10, bias=False), nn.Hardtanh())
+    nn.init.ones_(network[1].weight)
+    first = replace(*batches(2, 3, 1, 1), images=torch.eye(2, 3).reshape(2, 3, 1, 1))
+    (finding,) = audit(network, [first, replace(first, images=10 * first.images)]).findings
+    assert finding.what.startswith("its mul of values up to 10 gives up to 1e+07;")
+
+
 class Sum(nn.Module):
     """Adds two outputs of about 50,000: only the sum is beyond float16."""
 
