@@ -124,5 +124,7 @@ def available_bytes() -> int:
         group = Path("/sys/fs/cgroup")
         most, used = ((group / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current"))
         if most != "max":
-            found.append(int(most) - int(used))
+            parts = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+            cached = int(parts["active_file"]) + int(parts["inactive_file"])  # of files: freed when memory is needed
+            found.append(int(most) - int(used) + cached)
     return min(found)

@@ -38,7 +38,7 @@ from scripts.tuning.advice import (
 )
 from scripts.tuning.diagnosis import LEAST_BYTES, Memory, csv_rows, gain, memory_lines, report, trials_table, verdict
 from scripts.tuning.measure import TrainingSetup, Window, interleaved_speeds, step_shares
-from scripts.tuning.memory import FitsOnCpu, FitsOnGpu
+from scripts.tuning.memory import FitsOnCpu, FitsOnGpu, available_bytes
 from scripts.tuning.trials import FIRST_PAIRS, STAND_IN_IMAGES, Trials, examine, hardware_of
 from tests.end_to_end.forked import Forked
 from tests.helpers import computes_in, image_tree
@@ -296,6 +296,18 @@ def test_on_a_cpu_no_batch_is_tried_that_is_expected_not_to_fit(quick, monkeypat
     room = FitsOnCpu(train, 95_000, 1.0)
     assert 900 / (1 + 1 / 32) <= largest_batch(room, 64, 10**6).size <= 900
     assert max(trained) <= 900 and room.grown[64] == 11_400
+
+
+def test_what_a_control_group_holds_of_files_that_were_read_is_available(tmp_path, monkeypatch):
+    """memory.current counts the page cache, which grows to the limit wherever more files are read than fit."""
+    for name, content in {
+        "memory.max": "8000000",
+        "memory.current": "7500000",
+        "memory.stat": "anon 1000000\nfile 6500000\nshmem 500000\ninactive_file 4000000\nactive_file 2000000",
+    }.items():
+        (tmp_path / name).write_text(f"{content}\n")
+    monkeypatch.setattr("scripts.tuning.memory.Path", lambda name: tmp_path if "cgroup" in name else Path(name))
+    assert available_bytes() == 6_500_000
 
 
 @pytest.mark.skipif(not os.access(PEAK_RESET, os.W_OK), reason="this system does not let the peak start anew")
