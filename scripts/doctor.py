@@ -263,7 +263,7 @@ def memory_on_gpu(own: argparse.Namespace, found: Measured, distributed: Distrib
     if not own.largest_batch:
         return Memory(allocated, meaning, None, free)
     train = training_on_random(found.args, found.data, found.criterion, distributed)
-    largest = largest_batch(FitsOnGpu(train, own.seconds), found.args.data.batch_size, len(found.data.train))
+    largest = largest_batch(FitsOnGpu(train, own.seconds), found.args.data.batch_size, found.loader.plan.num_samples)
     return Memory(allocated, meaning, largest, free)
 
 
@@ -309,6 +309,7 @@ def print_memory(task: dict[str, Any], args: Settings, distributed: Distributed)
     from models.training_loss import build_loss
     from scripts.tuning.advice import largest_batch
     from scripts.tuning.memory import FitsOnCpu
+    from utils.data.loaders import sample_plan
     from utils.run import Run
 
     run = Run(args.with_values(**task["measured"]), distributed)
@@ -320,7 +321,8 @@ def print_memory(task: dict[str, Any], args: Settings, distributed: Distributed)
     room(size)
     print(json.dumps({"step_bytes": room.grown[size]}), flush=True)  # at once: the search may end this process
     if task["largest"]:
-        print(json.dumps({"largest": dataclasses.asdict(largest_batch(room, size, len(data.train)))}))
+        samples = sample_plan(data.train, args, 0, 1).num_samples
+        print(json.dumps({"largest": dataclasses.asdict(largest_batch(room, size, samples))}))
     return 0
 
 

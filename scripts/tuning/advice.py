@@ -318,11 +318,11 @@ class Largest:
 def largest_batch(fits: Callable[[int], bool], start: int, samples: int, tolerance: float = TOLERANCE) -> Largest:
     """Find the largest batch that ``fits``: double (or halve) it from ``start``, then bisect.
 
-    At most ``samples``, the whole training set. Stops when the largest batch that fits and the smallest that does not
+    At most ``samples``, those of an epoch. Stops when the largest batch that fits and the smallest that does not
     differ by at most ``tolerance`` times the former; 0 finds exactly the largest. ``fits`` may raise ``StopSearch``.
     """
     cap = min(samples, LARGEST_SIZE)
-    cap_reason = "the whole training set" if cap == samples else f"{cap:,} images are enough for any training"
+    cap_reason = "an epoch has no more images" if cap == samples else f"{cap:,} images are enough for any training"
     good = 0
     bad = cap + 1
     size = min(start, cap)

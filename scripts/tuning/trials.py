@@ -104,7 +104,7 @@ def hardware_of(subject: TrainingSetup, data: Data, try_compile: bool) -> Hardwa
         threads=subject.threads,
         workers=subject.workers,
         batch_size=args.data.batch_size,
-        samples=len(data.train),
+        samples=subject.loader.plan.num_samples,
         resident_bytes=(len(data.train) + len(data.validation))
         * data.preprocessing.channels
         * math.prod(sides(size))

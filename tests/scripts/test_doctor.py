@@ -259,13 +259,13 @@ def test_the_search_finds_exactly_the_largest_batch_that_fits(limit, start, cap)
         return size <= limit
 
     found = largest_batch(fits, start, cap, tolerance=0.0)
-    assert found == Largest(min(limit, cap), "the whole training set" if limit >= cap else "")
+    assert found == Largest(min(limit, cap), "an epoch has no more images" if limit >= cap else "")
     assert all(1 <= size <= cap for size in asked) and len(asked) <= 26
 
 
 def test_the_largest_batch_is_at_most_the_training_set_and_a_long_step_ends_the_search(quick):
     for start in (64, 89):  # doubled, 89 comes near the whole set
-        assert largest_batch(lambda size: True, start, 1437) == Largest(1437, "the whole training set")
+        assert largest_batch(lambda size: True, start, 1437) == Largest(1437, "an epoch has no more images")
     found = largest_batch(FitsOnGpu(lambda size: size / 1000, longest_step_seconds=0.5), 64, 10**6)
     assert found == Largest(256, "a step of 512 images would take more than 0.5 s")
 
@@ -564,6 +564,16 @@ def test_the_memory_of_a_step_is_measured_with_several_labels_an_image_too(tmp_p
     task = {"measured": {}, "room": 10**12, "seconds": 60.0, "largest": True}
     assert doctor.print_memory(task, args, Distributed(RankInfo(), args.run)) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["largest"]["size"] == 3
+
+
+def test_an_epoch_of_fewer_images_than_there_are_limits_the_batches(capsys):
+    flags = ("--arch", "fc", "--train-samples", "5", "--batch-size", "2")
+    now, parts = subject(*flags)
+    assert hardware_of(now, parts.data, try_compile=False).samples == 5
+    args = doctor.settings(["--device", "cpu", *flags])
+    task = {"measured": {}, "room": 10**12, "seconds": 60.0, "largest": True}
+    assert doctor.print_memory(task, args, Distributed(RankInfo(), args.run)) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["largest"]["size"] == 5
 
 
 class Pretended:
