@@ -160,7 +160,7 @@ def memory_lines(memory: Memory, batch_size: int) -> list[str]:
     if memory.step_bytes is None:
         return [f"Memory: unknown: {memory.failure}"]
     takes = f"{memory.step_bytes / 1e6:,.0f} MB" if memory.step_bytes >= LEAST_BYTES else LESS
-    lines = [f"Memory: a training step of {batch_size} images takes {takes} ({memory.meaning})"]
+    lines = [f"Memory: a training step with --batch-size {batch_size} takes {takes} ({memory.meaning})"]
     largest = memory.largest
     if largest is None and memory.failure:
         lines.append(f"Largest batch: unknown: {memory.failure}")

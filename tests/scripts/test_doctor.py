@@ -711,7 +711,7 @@ def test_the_largest_batch_is_told_with_what_ended_the_search():
 
 def test_a_step_that_makes_the_process_no_larger_does_not_take_0_bytes():
     small = Memory(0, "growth", None, "")
-    assert memory_lines(small, 64) == ["Memory: a training step of 64 images takes less than 1 MB (growth)"]
+    assert memory_lines(small, 64) == ["Memory: a training step with --batch-size 64 takes less than 1 MB (growth)"]
     (row,) = [row for row in csv_rows(measured(300, 100), Advice([]), small) if row["kind"] == "memory"]
     assert row["value"] == "less than 1 MB"
 
@@ -725,7 +725,7 @@ def test_a_step_that_makes_the_process_no_larger_does_not_take_0_bytes():
             1,
             '{"step_bytes": 2000000}\n',
             [
-                "Memory: a training step of 64 images takes 2 MB (growth of a process's largest resident size over "
+                "Memory: a training step with --batch-size 64 takes 2 MB (growth of a process's largest resident size over "
                 "building and training)",
                 "Largest batch: unknown: the process ended with code 1: RuntimeError: why",
             ],
