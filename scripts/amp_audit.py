@@ -205,7 +205,7 @@ def reproduce(step: Runner, dump: dict[str, Any], penalty: float) -> list[str]:
 
     torch.manual_seed(dump["seed"])
     found = examine(model, step.passes, repeat, backward, dump["rank"])
-    ran = f"loss {losses[-1]:.6g}, scale {dump['scale']:.12g}, {dump['amp']}"
+    ran = f"loss {sum(losses) / len(losses):.6g}, scale {dump['scale']:.12g}, {dump['amp']}"
     if not found.layers:
         return [f"could not be reproduced: all values are finite here ({ran}); another process or device may differ"]
     lines = [f"reproduced: {found.layers.origin}, {ran}"]

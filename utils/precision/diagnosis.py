@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from utils.precision.probe import NonFinite, find_non_finite
-from utils.runtime.sharding import is_sharded, local
+from utils.runtime.sharding import local
 
 SHOWN_LAYERS = 3
 SHOWN_SAMPLES = 16
@@ -122,26 +122,22 @@ def examine(
     rank: int,
     scaled: bool = False,
 ) -> RankFinding:
-    """Repeat a step's ``passes``, batches with ``indices``, until one produces a non-finite value.
+    """Repeat a step's ``passes``, batches with ``indices``: find the layers in the first pass that is not finite.
 
     ``forward`` returns a pass's logits (n, classes), its loss and more; ``backward`` takes a pass and its loss.
-    Gradients are left in place; the caller restores buffers and random state. A compiled network runs uncompiled. A
-    network that needs all ranks in every pass, sharded or with SyncBatchNorm, goes through all passes. ``scaled``: a
-    gradient scaler is in use, which skips a step for its gradient's values, never for their norm.
+    Gradients are left in place; the caller restores buffers and random state. A compiled network runs uncompiled. All
+    passes run, because samples of each may have such logits, and a network that is sharded or has SyncBatchNorm needs
+    all ranks in every pass. ``scaled``: a gradient scaler is in use, which skips a step for its gradient's values,
+    never for their norm.
     """
     found = NonFinite()
-    samples = []
+    samples: list[int] = []
     for part in passes:
         with torch.compiler.set_stance("force_eager"):
             finding, logits = find_non_finite(model, partial(forward, part), partial(backward, part))
-        if found:
-            continue
-        found = finding
-        if found:
-            bad = ~torch.isfinite(logits).all(dim=1)
-            samples = [int(index) for index in np.asarray(part.indices)[bad.cpu().numpy()]]
-            if not (is_sharded(model) or any(isinstance(one, nn.SyncBatchNorm) for one in model.modules())):
-                break
+        found = found or finding
+        bad = ~torch.isfinite(logits).all(dim=1)
+        samples += [int(index) for index in np.asarray(part.indices)[bad.cpu().numpy()]]
     return RankFinding(rank, found, samples, "" if found or scaled else _too_large(model))
 
 

@@ -270,6 +270,16 @@ def test_a_skipped_step_names_the_first_layer_of_the_forward_pass_the_scale_the_
     assert text.split("samples with such logits: ")[1].split() == [str(index) for index in batch.indices]
 
 
+def test_a_skipped_step_names_the_samples_of_all_its_passes():
+    traval = make("--amp", "fp16", "--accumulate", "2", model=batch_norm_network())
+    _, texts = logged(traval)
+    with torch.no_grad():
+        traval.model[1].weight *= 1e6
+    (passes,) = steps(traval, 1)
+    indices = [str(index) for batch in passes for index in batch.indices]
+    assert len(passes) == 2 and texts["AMP/non_finite", 1].split("samples with such logits: ")[1].split() == indices
+
+
 def test_a_skipped_steps_loss_does_not_spoil_the_epochs_mean():
     traval = make("--amp", "fp16", "--init-scale", "64", "--arch", "fc", criterion=Overflow(at=3))
     report = traval.train(0)
