@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tifffile
 import timm
 import torch
 from PIL import Image, ImageSequence
@@ -105,14 +106,12 @@ def test_all_numbers_of_an_array_are_kept_between_0_and_255(tmp_path):
 
 @pytest.mark.parametrize("numbers", [BANDS, (BANDS // 257).astype(np.uint8)], ids=["16 bits", "8 bits"])
 def test_a_tiff_file_of_several_bands_holds_what_the_array_does(numbers, tmp_path):
-    pytest.importorskip("tifffile")
     pixels = read_back(tmp_path, "x.tif", tiff(numbers, photometric=1, extra=(0,) * 4))
     assert torch.equal(pixels, levels_of(numbers))
 
 
 @pytest.mark.parametrize("kind", ["imagej", "ome"])
 def test_channels_that_are_pages_are_read_as_bands_but_no_other_pages(kind, tmp_path):
-    tifffile = pytest.importorskip("tifffile")
     path = str(tmp_path / "x.tif")
     pages = np.ascontiguousarray(np.moveaxis(BANDS, -1, 0))
     tifffile.imwrite(path, pages, metadata={"axes": "CYX"}, **{kind: True})
@@ -129,7 +128,6 @@ def test_channels_that_are_pages_are_read_as_bands_but_no_other_pages(kind, tmp_
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("planes", ["contig", "separate"])
 def test_a_tiff_file_is_turned_upright_in_either_layout(orientation, planes, tmp_path):
-    tifffile = pytest.importorskip("tifffile")
     stored = BANDS if planes == "contig" else np.moveaxis(BANDS, -1, 0)
     path = str(tmp_path / "x.tif")
     tag = [(274, "H", 1, orientation, True)]
@@ -237,7 +235,6 @@ def test_each_page_of_a_deep_file_is_preprocessed_as_itself(tmp_path):
         with Image.open(tmp_path / "stack.tif") as stack:
             shown = [preprocessing(page).mean().item() for page in ImageSequence.Iterator(stack)]
         assert shown[1] == pytest.approx(3 * shown[0], rel=0.01)
-    tifffile = pytest.importorskip("tifffile")
     tifffile.imwrite(tmp_path / "colour.tif", np.full((2, 8, 8, 3), 1000, np.uint16), photometric="rgb")
     preprocessing = Preprocessing(8, 8, (0.0,) * 3, (1.0,) * 3, 1.0, "squash", "bilinear", pixel_range=(0, 4095))
     with Image.open(tmp_path / "colour.tif") as stack:
@@ -248,7 +245,6 @@ def test_each_page_of_a_deep_file_is_preprocessed_as_itself(tmp_path):
 
 @pytest.mark.parametrize("colour", ["L", "RGB", Colour("L", (0, 65535)), Colour("RGB", None, True)], ids=repr)
 def test_a_tiff_file_whose_numbers_pillow_would_misread_is_refused_and_its_8_bit_twin_is_read(colour, tmp_path):
-    tifffile = pytest.importorskip("tifffile")
     shown = Preprocessing(8, 8, (0.5,) * 3, (0.2,) * 3, 1.0, "squash", "bilinear")
     rgb = np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8)
     grey = rgb[..., 0]

@@ -8,10 +8,12 @@ import socket
 import sys
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pyarrow import parquet
 
 from scripts import check_data
 from tests.helpers import mistakes_of, trained
@@ -21,7 +23,6 @@ from utils.config.settings import UserError
 from utils.data.formats.hugging_face import Rows, labels_of
 from utils.data.images.decoding import UnreadableImage, open_image
 
-datasets = pytest.importorskip("datasets")
 datasets.disable_progress_bars()
 NAMES = ["ant", "bee", "cat"]
 FLAGS = ("--dataname", "hf", "--device", "cpu", "--image-size", "8", "--arch", "fc", "--workers", "0")
@@ -233,9 +234,7 @@ def test_tables_are_mapped_and_told_apart_also_where_the_library_is_told_to_hold
 
 def write_as_it_is(rows, path):
     """As parquet files that other programs made: images that lie elsewhere stay there."""
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(rows.with_format("arrow")[:], str(path))
+    parquet.write_table(rows.with_format("arrow")[:], str(path))
 
 
 def test_a_single_table_is_split_and_evaluated_as_it_was(tmp_path):

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import timm
 import torch
 from torchvision.transforms.v2 import functional
 
@@ -108,8 +109,6 @@ def test_networks_are_built_for_images_that_are_not_square(arch):
 
 
 def test_a_vision_transformer_is_timms_of_that_height_and_width():
-    import timm
-
     built = build_model(ModelSettings(arch="vit_tiny_patch16_224"), classes=5, channels=3, image_size=(32, 80))
     theirs = timm.create_model("vit_tiny_patch16_224", num_classes=5, img_size=(32, 80))
     assert built.pos_embed.shape == theirs.pos_embed.shape == (1, 1 + 2 * 5, 192)

@@ -5,6 +5,7 @@ import math
 import re
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
 from PIL import Image
@@ -124,7 +125,6 @@ def test_a_cell_that_says_1_or_0_for_each_class_is_refused(tree):
     ],
 )
 def test_lists_that_say_1_or_0_for_each_class_are_told_from_lists_of_classes(lists, expected):
-    pyarrow = pytest.importorskip("pyarrow")
     items = pyarrow.string() if isinstance((lists[0] or [0])[0], str) else pyarrow.int64()
     assert LabelLists.of_arrow(pyarrow.chunked_array([lists], pyarrow.list_(items))).are_truth_values is expected
 

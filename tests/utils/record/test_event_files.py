@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 import torch
-from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard import SummaryWriter, summary
 
 from tests.helpers import points_of
 from utils.record.event_files import EventFile
@@ -85,8 +85,6 @@ def test_a_full_disk_raises_where_a_point_is_written_and_no_thread_reports_it(tm
     events = EventFile(tmp_path)
     events._records._writer.close()
     events._records._writer = open("/dev/full", "wb")  # noqa: SIM115
-    from torch.utils.tensorboard import summary
-
     with pytest.raises(OSError, match="No space left"):
         events.add(summary.scalar("Optim/lr", 0.1), 1)
     assert reported == []

@@ -9,6 +9,7 @@ import torch
 from sklearn.metrics import balanced_accuracy_score, f1_score, precision_score, recall_score, top_k_accuracy_score
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import main
 from tests.end_to_end.processes import rows
 from tests.faults.small_run import begin
 from tests.helpers import csv_rows
@@ -304,8 +305,6 @@ def test_nothing_validated_has_no_figures():
 
 
 def test_a_run_writes_them_in_its_row_its_line_of_evaluation_and_by_class(tmp_path, capsys, monkeypatch):
-    import main
-
     monkeypatch.chdir(tmp_path)
     run = begin(tmp_path, "--max-steps", 23)
     row = rows(run)[-1]

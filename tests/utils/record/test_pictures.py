@@ -12,6 +12,8 @@ import torch
 from google.protobuf import text_format
 from PIL import Image, ImageFont
 from sklearn.metrics import confusion_matrix
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+from tensorboard.plugins.hparams import metadata
 from tensorboard.plugins.projector import projector_plugin
 from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
 from torch import nn
@@ -327,8 +329,6 @@ def test_the_best_so_far_is_charted(run):
 
 
 def test_the_run_has_its_row_in_the_table_of_runs_and_no_run_inside(run):
-    from tensorboard.plugins.hparams import metadata
-
     folder, _ = run
     (value,) = [value for (tag, _), value in points_of(folder) if tag == metadata.SESSION_START_INFO_TAG]
     row = metadata.parse_session_start_info_plugin_data(value.metadata.plugin_data.content).hparams
@@ -338,8 +338,6 @@ def test_the_run_has_its_row_in_the_table_of_runs_and_no_run_inside(run):
 
 
 def test_a_run_that_goes_on_with_other_settings_has_these_in_its_row(run, tmp_path):
-    from tensorboard.plugins.hparams import metadata
-
     folder = shutil.copytree(run[0], tmp_path / "run")
     line = ["--resume", str(folder), "--resume-override", "--epochs", "4", "--lr", "0.01", "--max-steps", "46"]
     assert main.main([*line, "--no-progress"]) == 0
@@ -354,8 +352,6 @@ def test_a_run_that_goes_on_with_other_settings_has_these_in_its_row(run, tmp_pa
 
 
 def test_the_charts_lay_over_another_what_the_run_has(run):
-    from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
-
     folder, _ = run
     points = points_of(folder)
     (value,) = [value for (tag, _), value in points if tag == "custom_scalars__config__"]
