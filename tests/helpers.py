@@ -1,6 +1,7 @@
 """What tests of several rooms share: small class folders, command lines, mistakes, waiting, the comparison of states."""
 
 import csv
+import io
 import struct
 import time
 import zlib
@@ -68,6 +69,13 @@ def mistakes_of(function, *arguments, **named):
         function(*arguments, **named)
     assert all(line.strip() and "\n" not in line for line in caught.value.mistakes)
     return caught.value.mistakes
+
+
+def file_of(image, kind, **options):
+    """The bytes of an image's file."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
 
 
 def png_that_says(width, height):

@@ -24,7 +24,7 @@ from scripts.common.trained import open_run
 from scripts.reporting import assemble, details, run_parts, run_record, thumbnails
 from scripts.reporting.page import PageContent, as_json, first_warnings, grouped, page_data, render
 from scripts.reporting.run_record import RunRecord, Setting
-from tests.helpers import altered, trained
+from tests.helpers import altered, file_of, trained
 from tests.scripts.test_sweep import DEAD
 from tests.test_structure import ROOT
 
@@ -171,9 +171,7 @@ def test_the_file_loads_nothing_and_runs_one_script_alone(page):
 
 @pytest.mark.parametrize(("width", "shown"), [(272, None), (784, "fine")])
 def test_a_first_batch_of_photographs_is_scaled_smoothly_and_small_images_keep_their_pixels(width, shown):
-    file = io.BytesIO()
-    Image.new("RGB", (width, width)).save(file, "png")
-    runs = [RunRecord("run", None, first_batch=file.getvalue())]
+    runs = [RunRecord("run", None, first_batch=file_of(Image.new("RGB", (width, width)), "png"))]
     (picture,) = (has for tag, has, _ in Page(render(PageContent(runs, page_data(runs)))).elements if tag == "img")
     assert picture.get("class") == shown
     style = (ROOT / "scripts/reporting/template/style.css").read_text()

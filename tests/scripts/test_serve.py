@@ -27,7 +27,7 @@ from scripts.common.heat_map import heat_map, overlay
 from scripts.serving import app as application
 from scripts.serving import guard
 from scripts.serving.guard import HEADERS, Guard
-from tests.helpers import png_that_says
+from tests.helpers import file_of, png_that_says
 from tests.scripts.reporting.browser import MISSING
 from tests.test_structure import ROOT
 
@@ -37,9 +37,7 @@ SECONDS = 20  # for an answer, at most
 
 def encoded(seed=0, form="PNG", size=(8, 8), mode="L"):
     pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).convert(mode).save(file, form)
-    return file.getvalue()
+    return file_of(Image.fromarray(pixels).convert(mode), form)
 
 
 class Running:

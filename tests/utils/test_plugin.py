@@ -21,7 +21,7 @@ from scripts.common.command_line import run_tool
 from scripts.common.runs import read_run
 from scripts.evaluate import main as evaluate
 from tests.end_to_end.processes import curves, differences, train
-from tests.helpers import QUIETLY, csv_rows, equal, run_in, trained
+from tests.helpers import QUIETLY, csv_rows, equal, file_of, run_in, trained
 from tests.utils.data.loading import read
 from utils.config import plugins
 from utils.config.arguments import parse
@@ -264,13 +264,11 @@ def test_a_warning_about_a_data_set_without_a_path_names_the_set_and_classes_of_
 
 def test_images_of_a_fixed_size_are_read_as_those_in_files(tmp_path):
     """Upright, and all 16 bits scaled instead of cut off."""
-    deep = io.BytesIO()
-    Image.fromarray((1000 * np.arange(64).reshape(8, 8)).astype(np.uint16)).save(deep, "PNG")
-    lying = io.BytesIO()
+    deep = Image.fromarray((1000 * np.arange(64).reshape(8, 8)).astype(np.uint16))
     exif = Image.Exif()
     exif[0x0112] = 6
-    Image.fromarray(np.repeat(np.arange(8, dtype=np.uint8)[None] * 30, 8, 0)).save(lying, "JPEG", exif=exif)
-    items = [(deep.getvalue(), 0), (lying.getvalue(), 1)]
+    lying = Image.fromarray(np.repeat(np.arange(8, dtype=np.uint8)[None] * 30, 8, 0))
+    items = [(file_of(deep, "PNG"), 0), (file_of(lying, "JPEG", exif=exif), 1)]
     entry = plugins.Entry("dataset", "mine", lambda path: (items, items, ("a", "b")), tmp_path / "mine.py")
     spec = replace(SPECS["digits"], classes=None)
     pixels = {}
@@ -297,9 +295,7 @@ def test_a_picture_of_pillow_is_read_as_its_file(tmp_path):
         (read,) = Items([(picture.convert("L").convert(mode), 0)], "mine/train", tmp_path / "mine.py")
         colour = Colour("L", (0, 255)) if mode == "F" else "L"
         assert torch.equal(read_pixels(read, colour)[0], torch.from_numpy(np.array(picture.convert("L")))), mode
-    content = io.BytesIO()
-    picture.save(content, "PNG")
-    held = Image.open(io.BytesIO(content.getvalue()[:60] + b"x" * 100))
+    held = Image.open(io.BytesIO(file_of(picture, "PNG")[:60] + b"x" * 100))
     damaged = Items([(held, 0)], "mine/train", tmp_path / "mine.py")
     assert b"unreadable" in damaged.identity
     with pytest.raises(UnreadableImage):  # again, although Pillow now has an image, partly black

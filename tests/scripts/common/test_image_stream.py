@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from scripts.common.image_stream import image_names, stream
-from tests.helpers import mistakes_of, png_that_says
+from tests.helpers import file_of, mistakes_of, png_that_says
 from utils.config.settings import UserError
 from utils.data.preprocessing import Preprocessing
 
@@ -138,9 +138,7 @@ def test_an_endless_list_is_read_no_further_than_needed(folder):
 
 
 def jpeg_that_says(width, height):
-    file = io.BytesIO()
-    picture(16, 16).save(file, "JPEG")
-    data = bytearray(file.getvalue())
+    data = bytearray(file_of(picture(16, 16), "JPEG"))
     place = data.index(b"\xff\xc0") + 5
     data[place : place + 4] = struct.pack(">HH", height, width)
     return bytes(data)
@@ -148,12 +146,10 @@ def jpeg_that_says(width, height):
 
 def damaged(root):
     """Files that hold no image, and what the error of each says."""
-    whole = io.BytesIO()
-    picture(90, 90).save(whole, "JPEG")
     contents = {
         "bomb.png": (png_that_says(20_000, 20_000), "bomb"),
         "bomb.jpg": (jpeg_that_says(20_000, 20_000), "bomb"),
-        "cut.jpg": (whole.getvalue()[:-900], "truncated"),
+        "cut.jpg": (file_of(picture(90, 90), "JPEG")[:-900], "truncated"),
         "empty.png": (b"", "empty"),
         "program.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "PostScript"),
         "text.jpg": (b"no image at all", "not an image in a known format"),

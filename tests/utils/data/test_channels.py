@@ -29,7 +29,7 @@ from scripts.exporting.card import preparation
 from scripts.packing.encoding import Encoding
 from scripts.serving.uploads import Limits, decode
 from tests.faults.small_run import told
-from tests.helpers import trained
+from tests.helpers import file_of, trained
 from tests.utils.data.deep_files import png, tiff
 from tests.utils.data.loading import make, read, same_steps, steps_of
 from utils.config.arguments import parse
@@ -367,9 +367,7 @@ def test_channels_are_those_of_the_first_file_that_can_be_read(bands, tmp_path, 
 
 def test_a_large_first_image_gives_no_warning_of_pillows(tmp_path, monkeypatch, recwarn):
     def png(numbers):
-        file = io.BytesIO()
-        Image.fromarray(numbers[..., :3].astype(np.uint8)).save(file, "png")
-        return file.getvalue()
+        return file_of(Image.fromarray(numbers[..., :3].astype(np.uint8)), "png")
 
     tree(tmp_path, png, "png", count=2)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 24 * 24 - 1)

@@ -18,7 +18,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from torchvision.transforms import v2
 
-from tests.helpers import difference
+from tests.helpers import difference, file_of
 from tests.utils.data.deep_files import png, tiff
 from utils.config.settings import UserError
 from utils.data.images import decoding, jpeg
@@ -282,10 +282,8 @@ def test_a_tiff_file_that_is_not_compressed_is_turned_and_nothing_else(tmp_path,
 @pytest.mark.parametrize(("orientation", "upright"), [(1, (120, 90)), (6, (90, 120))])
 def test_xmp_orientation_is_honoured(tmp_path, orientation, upright):
     xmp = f'<x:xmpmeta><rdf:Description tiff:Orientation="{orientation}"/></x:xmpmeta>'.encode()
-    stream = io.BytesIO()
-    PHOTOGRAPHS[0].resize((120, 90)).save(stream, "JPEG")
     segment = b"http://ns.adobe.com/xap/1.0/\0" + xmp
-    data = stream.getvalue()
+    data = file_of(PHOTOGRAPHS[0].resize((120, 90)), "JPEG")
     data = data[:2] + b"\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment + data[2:]
     (tmp_path / "a.jpg").write_bytes(data)
     path = str(tmp_path / "a.jpg")

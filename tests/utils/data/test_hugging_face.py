@@ -16,7 +16,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from scripts import check_data
-from tests.helpers import mistakes_of, trained
+from tests.helpers import file_of, mistakes_of, trained
 from tests.utils.data import loading
 from utils.checkpoint.fingerprint import listing_of, same_images
 from utils.config.settings import UserError
@@ -43,10 +43,8 @@ def no_network(monkeypatch):
 
 
 def encoded(number, kind="PNG"):
-    file = io.BytesIO()
     pixels = np.random.default_rng(number).integers(0, 256, (10 + number % 3, 12, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(file, kind)
-    return file.getvalue()
+    return file_of(Image.fromarray(pixels), kind)
 
 
 def table(count, first=0, label=None, image=None):

@@ -17,6 +17,7 @@ from PIL import Image
 
 from scripts import pack
 from tests.end_to_end.forked import server
+from tests.helpers import file_of
 from tests.utils.data import loading
 from tests.utils.data.loading import make, read_folder
 from utils.config.arguments import parse
@@ -84,9 +85,7 @@ def test_shards_that_are_sorted_by_class_are_reported_and_mixed_ones_are_not():
 
 
 def png(value):
-    file = io.BytesIO()
-    Image.new("RGB", (8, 8), (value, 0, 0)).save(file, "PNG")
-    return file.getvalue()
+    return file_of(Image.new("RGB", (8, 8), (value, 0, 0)), "PNG")
 
 
 def write_tar(path, members, **options):
