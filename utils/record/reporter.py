@@ -13,6 +13,7 @@ from tqdm import tqdm
 from utils.checkpoint.progress import NOTHING, Progress
 from utils.config import plugins
 from utils.config.settings import Settings
+from utils.data.sample_plan import evenly_spaced
 from utils.optim.groups import lr_scales
 from utils.record.curves import StepRecord
 from utils.record.doubts import doubts
@@ -368,7 +369,5 @@ def _best_tag(metric: str) -> str:
 
 def _spread(values: Mapping[str, float], most: int) -> dict[str, float]:
     """At most ``most`` of the items, evenly spread, the first and the last among them."""
-    if len(values) <= most:
-        return dict(values)
-    wanted = {round(n * (len(values) - 1) / (most - 1)) for n in range(most)}
-    return {name: value for n, (name, value) in enumerate(values.items()) if n in wanted}
+    items = list(values.items())
+    return dict(items[n] for n in evenly_spaced(len(items), most))
