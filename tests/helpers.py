@@ -78,6 +78,13 @@ def file_of(image, kind, **options):
     return file.getvalue()
 
 
+def exif_that_turns(orientation=6):
+    """EXIF data for an image's file; with orientation 6, viewers turn the image by 90 degrees clockwise."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
 def png_that_says(width, height):
     """An RGB PNG file that declares such a size, with few pixels."""
     return png_file(width, height, 8, 2, bytes(10_000))

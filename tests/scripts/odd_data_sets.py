@@ -18,6 +18,7 @@ from sklearn.datasets import load_digits
 
 import main
 from scripts import check_data
+from tests.helpers import exif_that_turns
 from tests.utils.data.deep_files import png, tiff
 
 # images of a class
@@ -119,9 +120,7 @@ def changed(change: Callable[[Path, Photos], None], counts: tuple[int, int] = (T
 
 
 def turned(path: Path, pixels: np.ndarray, *_: object) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    Image.fromarray(pixels).save(path, exif=exif)
+    Image.fromarray(pixels).save(path, exif=exif_that_turns())
 
 
 def floats(path: Path, pixels: np.ndarray, *_: object) -> None:

@@ -15,7 +15,7 @@ from sklearn.model_selection import train_test_split
 from scripts import check_data
 from scripts.data_check.findings import flattered_by_random
 from scripts.data_check.survey import hexadecimal, take_survey
-from tests.helpers import answer, csv_rows
+from tests.helpers import answer, csv_rows, exif_that_turns
 from tests.utils.data.test_readers import write_idx
 from utils.config.arguments import parse
 from utils.config.settings import UserError
@@ -427,10 +427,8 @@ def test_images_of_another_size_are_a_finding_in_a_set_of_one_size(check, tmp_pa
 
 
 def test_a_turned_image_is_noted_and_has_its_upright_size(check, tree):
-    exif = Image.Exif()
-    exif[0x0112] = 6
     turned = [
-        plant(tree / "train" / "cat" / f"turned.{ending}", number, exif=exif)
+        plant(tree / "train" / "cat" / f"turned.{ending}", number, exif=exif_that_turns())
         for number, ending in enumerate(("jpg", "png", "webp"), 1000)
     ]
     checked = check()

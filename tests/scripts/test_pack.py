@@ -26,7 +26,7 @@ from scripts.packing import plan
 from scripts.packing.checking import faults_of
 from scripts.packing.encoding import Encoding
 from scripts.packing.plan import Plan
-from tests.helpers import mistakes_of
+from tests.helpers import exif_that_turns, mistakes_of
 from tests.utils.data.deep_files import png
 from tests.utils.data.loading import make
 from utils.config.arguments import parse
@@ -52,9 +52,7 @@ def save_odd(folder, seed):
     photograph.save(folder / "plain.jpg", quality=95)
     photograph.convert("L").save(folder / "grey.jpg")
     photograph.convert("CMYK").save(folder / "cmyk.jpg")
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    photograph.save(folder / "rotated.jpg", exif=exif)
+    photograph.save(folder / "rotated.jpg", exif=exif_that_turns())
     photograph.quantize(16).save(folder / "palette.png")
     Image.fromarray(np.asarray(photograph.convert("L")).astype(np.uint16) * 257).save(folder / "sixteen.png")
     photograph.convert("L").save(folder / "grey.png")

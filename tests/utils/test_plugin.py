@@ -21,7 +21,7 @@ from scripts.common.command_line import run_tool
 from scripts.common.runs import read_run
 from scripts.evaluate import main as evaluate
 from tests.end_to_end.processes import curves, differences, train
-from tests.helpers import QUIETLY, csv_rows, equal, file_of, run_in, trained
+from tests.helpers import QUIETLY, csv_rows, equal, exif_that_turns, file_of, run_in, trained
 from tests.utils.data.loading import read
 from utils.config import plugins
 from utils.config.arguments import parse
@@ -265,10 +265,8 @@ def test_a_warning_about_a_data_set_without_a_path_names_the_set_and_classes_of_
 def test_images_of_a_fixed_size_are_read_as_those_in_files(tmp_path):
     """Upright, and all 16 bits scaled instead of cut off."""
     deep = Image.fromarray((1000 * np.arange(64).reshape(8, 8)).astype(np.uint16))
-    exif = Image.Exif()
-    exif[0x0112] = 6
     lying = Image.fromarray(np.repeat(np.arange(8, dtype=np.uint8)[None] * 30, 8, 0))
-    items = [(file_of(deep, "PNG"), 0), (file_of(lying, "JPEG", exif=exif), 1)]
+    items = [(file_of(deep, "PNG"), 0), (file_of(lying, "JPEG", exif=exif_that_turns()), 1)]
     entry = plugins.Entry("dataset", "mine", lambda path: (items, items, ("a", "b")), tmp_path / "mine.py")
     spec = replace(SPECS["digits"], classes=None)
     pixels = {}
@@ -283,10 +281,8 @@ def test_images_of_a_fixed_size_are_read_as_those_in_files(tmp_path):
 
 def test_a_picture_of_pillow_is_read_as_its_file(tmp_path):
     """PNG, in which it reaches the workers, knows neither rotation nor CMYK."""
-    exif = Image.Exif()
-    exif[0x0112] = 6
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 12, 3), dtype=np.uint8))
-    picture.save(tmp_path / "lying.jpg", exif=exif)
+    picture.save(tmp_path / "lying.jpg", exif=exif_that_turns())
     picture.convert("CMYK").save(tmp_path / "cmyk.jpg")
     for name in ("lying.jpg", "cmyk.jpg"):
         (read,) = Items([(Image.open(tmp_path / name), 0)], "mine/train", tmp_path / "mine.py")

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from scripts.common.image_stream import image_names, stream
-from tests.helpers import file_of, mistakes_of, png_that_says
+from tests.helpers import exif_that_turns, file_of, mistakes_of, png_that_says
 from utils.config.settings import UserError
 from utils.data.preprocessing import Preprocessing
 
@@ -40,9 +40,7 @@ def folder(tmp_path_factory):
     picture(41, 90, seed=1).save(root / "b" / "tall.jpg", progressive=True)
     picture(33, 33, "L", seed=2).save(root / "b" / "grey.PNG")
     picture(50, 30, "P", seed=3).save(root / "b" / "palette.png")
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    picture(64, 48, seed=4).save(root / "c turned.jpeg", exif=exif)
+    picture(64, 48, seed=4).save(root / "c turned.jpeg", exif=exif_that_turns())
     picture(70, 20, "RGBA", seed=5).save(root / "d.webp", lossless=True)
     for name in ("notes.txt", "phone.heic", "b/more.HEIC", "b/nameless", ".hidden/e.jpg", ".f.jpg"):
         (root / name).write_bytes(b"x")

@@ -18,7 +18,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from torchvision.transforms import v2
 
-from tests.helpers import difference, file_of
+from tests.helpers import difference, exif_that_turns, file_of
 from tests.utils.data.deep_files import png, tiff
 from utils.config.settings import UserError
 from utils.data.images import decoding, jpeg
@@ -269,8 +269,7 @@ def test_exif_orientation_is_honoured(tmp_path, orientation, order):
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16])
 def test_a_tiff_file_that_is_not_compressed_is_turned_and_nothing_else(tmp_path, orientation, turned, kind):
     pixels = np.random.default_rng(0).integers(0, 256, (50, 70)).astype(np.uint8)
-    exif = Image.Exif()
-    exif[0x0112] = orientation
+    exif = exif_that_turns(orientation)
     Image.fromarray(pixels.astype(kind) * (1 if kind is np.uint8 else 256)).save(tmp_path / "a.tif", exif=exif)
     np.testing.assert_array_equal(open_image(str(tmp_path / "a.tif"), "L"), turned(pixels))
     shown = Preprocessing(32, 32, (0.0,), (1.0,), 1.0, "squash", "bilinear")

@@ -10,7 +10,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from torch.utils.data import DataLoader
 
-from tests.helpers import difference
+from tests.helpers import difference, exif_that_turns
 from utils.config.settings import UserError
 from utils.data.images import gpu_decoding
 from utils.data.images.decoding import cropped, decode_crop
@@ -27,12 +27,10 @@ NAMES = ["a.jpg", "b.png", "c.jpg", "grey.jpg", "turned.jpg", "d.jpg", "cmyk.jpg
 @pytest.fixture
 def paths(tmp_path):
     """Files of several kinds; a, c and d are plain JPEG."""
-    turned = Image.Exif()
-    turned[0x0112] = 6
     for number, name in enumerate(NAMES):
         image = PHOTOGRAPHS[number % 2].crop((number, 0, 320, 200))
         image = image.convert({"grey.jpg": "L", "cmyk.jpg": "CMYK"}.get(name, "RGB"))
-        image.save(tmp_path / name, **({"exif": turned} if name == "turned.jpg" else {}))
+        image.save(tmp_path / name, **({"exif": exif_that_turns()} if name == "turned.jpg" else {}))
     return [str(tmp_path / name) for name in NAMES]
 
 

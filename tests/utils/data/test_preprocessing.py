@@ -11,6 +11,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from tests.faults.small_run import told
+from tests.helpers import exif_that_turns
 from tests.utils.data.loading import make, read
 from utils.config.arguments import parse
 from utils.config.datasets import SPECS
@@ -186,8 +187,7 @@ def tree(tmp_path):
             image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
         if mode == "F":
             image = Image.fromarray(np.asarray(image.convert("L")) / np.float32(255))
-        turned = Image.Exif()
-        turned[0x0112] = 6 if name == "f.jpg" else 1
+        turned = exif_that_turns(6 if name == "f.jpg" else 1)
         for split in ("train", "val"):
             for label in ("x", "y"):
                 (tmp_path / split / label).mkdir(parents=True, exist_ok=True)
