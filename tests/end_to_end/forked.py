@@ -45,6 +45,16 @@ def server():
     return context
 
 
+def answer_of(function, *arguments):
+    """What ``function``, which takes a queue after its ``arguments``, puts there in a process of the server's."""
+    answer = server().SimpleQueue()
+    process = server().Process(target=function, args=(*arguments, answer))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    return answer.get()
+
+
 def _say_whether_imported():
     sys.exit(IMPORTED not in sys.modules)
 

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from scripts import pack
-from tests.end_to_end.forked import server
+from tests.end_to_end.forked import answer_of
 from tests.helpers import file_of
 from tests.utils.data import loading
 from tests.utils.data.loading import make, read_folder
@@ -146,12 +146,7 @@ def contents(paths, answer):
 def test_a_process_that_is_sent_the_images_and_was_not_forked_reads_the_same(foreign):
     """It was forked from the server, which knows nothing of them."""
     paths = read(foreign).train.paths.take(np.array([3, 0, 7]))
-    answer = server().SimpleQueue()
-    process = server().Process(target=contents, args=(paths, answer))
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-    assert answer.get() == ([*map(str, paths)], paths.identity, paths[1].content())
+    assert answer_of(contents, paths) == ([*map(str, paths)], paths.identity, paths[1].content())
 
 
 def test_verifying_vouches_only_for_what_it_has_compared(foreign, capsys):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from tests.end_to_end.forked import server
+from tests.end_to_end.forked import answer_of
 from utils.config.settings import UserError
 from utils.data.worker_pool import WorkerPool
 from utils.runtime import cpu
@@ -78,11 +78,7 @@ def bytes_of_a_worker(answer):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked on Linux")
 def test_a_worker_does_not_keep_the_memory_of_a_step_that_was_free_when_it_began():
-    answer = server().SimpleQueue()
-    process = server().Process(target=bytes_of_a_worker, args=(answer,))
-    process.start()
-    process.join()
-    assert answer.get() < STEP_BYTES / 4
+    assert answer_of(bytes_of_a_worker) < STEP_BYTES / 4
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked on Linux")

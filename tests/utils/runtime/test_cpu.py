@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from tests.end_to_end.forked import server
+from tests.end_to_end.forked import answer_of
 from utils.runtime import cpu
 
 
@@ -79,13 +79,7 @@ def count_pages_mapped_again(keeps, answer):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc is told so")
 def test_freed_memory_is_used_again_without_new_pages():
-    faults = {}
-    for keeps in (True, False):
-        answer = server().SimpleQueue()
-        process = server().Process(target=count_pages_mapped_again, args=(keeps, answer))
-        process.start()
-        process.join()
-        faults[keeps] = answer.get()
+    faults = {keeps: answer_of(count_pages_mapped_again, keeps) for keeps in (True, False)}
     if faults[False] < 100:
         pytest.skip("this C library keeps freed memory by itself, or pages are huge")
     assert faults[True] < faults[False] / 100
