@@ -18,16 +18,23 @@ from utils.config.settings import UserError
 QUIETLY = ("--device", "cpu", "--no-progress", "--picture-epochs", "off")  # pictures take as long as forty steps
 
 
+def class_files(root, counts, classes="ab", ending="png", digits=1):
+    """Make class folders below ``root`` and walk through their files to be: path, split, label and number in the class.
+
+    ``counts``: files of each class by split. ``digits``: of a file's name, at least.
+    """
+    for split, count in counts.items():
+        for label, name in enumerate(classes):
+            (root / split / name).mkdir(parents=True)
+            for number in range(count):
+                yield root / split / name / f"{number:0{digits}}.{ending}", split, label, number
+
+
 def image_tree(root, counts, classes="ab", size=8, ending="png"):
     """Class folders of noise below ``root``, the same each time: for each split so many images of each class."""
     generator = np.random.default_rng(0)
-    for split, count in counts.items():
-        for name in classes:
-            folder = root / split / name
-            folder.mkdir(parents=True)
-            for number in range(count):
-                pixels = generator.integers(0, 256, (size, size, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / f"{number}.{ending}")
+    for path, *_ in class_files(root, counts, classes, ending):
+        Image.fromarray(generator.integers(0, 256, (size, size, 3), dtype=np.uint8)).save(path)
     return root
 
 

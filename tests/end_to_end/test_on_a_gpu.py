@@ -10,6 +10,7 @@ from sklearn.datasets import load_sample_images
 
 from tests.end_to_end.forked import ROOT
 from tests.end_to_end.processes import FINAL_LINE, differences
+from tests.helpers import class_files
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
@@ -108,13 +109,9 @@ def test_too_large_a_loss_scale_is_explained_and_survived(tmp_path):
 
 @pytest.mark.parametrize("decoder", ["cpu", "gpu"])
 def test_jpeg_files_are_read(decoder, tmp_path):
-    for name, pixels in zip(("china", "flower"), load_sample_images().images, strict=True):
-        for split, count in (("train", 24), ("val", 6)):
-            folder = tmp_path / "images" / split / name
-            folder.mkdir(parents=True)
-            for number in range(count):
-                left = 5 * number
-                Image.fromarray(pixels).crop((left, 20, left + 400, 420)).save(folder / f"{number}.jpg")
+    photographs = load_sample_images().images
+    for path, _, label, number in class_files(tmp_path / "images", {"train": 24, "val": 6}, ("china", "flower"), "jpg"):
+        Image.fromarray(photographs[label]).crop((5 * number, 20, 5 * number + 400, 420)).save(path)
     flags = ("--dataname", "folder", "--datapath", tmp_path / "images", "--arch", "resnet18", "--image-size", 64)
     flags = (*flags, "--loader", "stream", "--workers", 2, "--batch-size", 8, "--lr", 0.02)
     found = train(*flags, "--decode", decoder, "--epochs", 6, "--output", tmp_path / "runs")

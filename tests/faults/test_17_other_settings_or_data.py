@@ -12,7 +12,7 @@ from PIL import Image
 import main
 from tests.end_to_end.processes import load, rows
 from tests.faults.small_run import FLAGS, as_older, begin, copy_of, told
-from tests.helpers import run_in
+from tests.helpers import class_files, run_in
 from utils.config.arguments import parse
 from utils.optim.lr_policy import LRPolicy
 
@@ -65,12 +65,8 @@ def test_a_run_made_with_a_setting_that_is_gone_goes_on_only_without_it(run, tmp
 def images(folder, classes, first=0):
     """Class folders of 8 training and 4 validation images a class, numbered from ``first``."""
     numbers = random.Random(first)
-    for split, count in (("train", 8), ("val", 4)):
-        for name in classes:
-            (folder / split / name).mkdir(parents=True)
-            for n in range(first, first + count):
-                image = Image.frombytes("RGB", (8, 8), numbers.randbytes(192))
-                image.save(folder / split / name / f"{n}.png")
+    for path, *_, number in class_files(folder, {"train": 8, "val": 4}, classes):
+        Image.frombytes("RGB", (8, 8), numbers.randbytes(192)).save(path.with_stem(f"{first + number}"))
 
 
 ON_IMAGES = (*FLAGS, "--dataname", "folder", "--batch-size", "4", "--image-size", "8", "--workers", "0")

@@ -16,7 +16,7 @@ from PIL import Image
 
 import main
 from scripts import pack
-from tests.helpers import wait_for
+from tests.helpers import class_files, wait_for
 from tests.utils.data.loading import make
 from utils.config.arguments import parse
 from utils.config.settings import UserError
@@ -38,12 +38,9 @@ PER_SHARD = 4
 def whole(tmp_path_factory):
     """36 training images, each of another grey, in 9 shards of equal size, and 12 to validate on."""
     root = tmp_path_factory.mktemp("data")
-    for split, count in (("train", EACH), ("val", 4)):
-        for label, name in enumerate(CLASSES):
-            (root / split / name).mkdir(parents=True)
-            for number in range(count):
-                image = Image.new("RGB", (8, 8), (5 * (label * count + number),) * 3)
-                image.save(root / split / name / f"{number:02}.bmp")  # all of one size
+    counts = {"train": EACH, "val": 4}
+    for path, split, label, number in class_files(root, counts, CLASSES, "bmp", digits=2):  # BMP: all of one size
+        Image.new("RGB", (8, 8), (5 * (label * counts[split] + number),) * 3).save(path)
     flags = ("--dataname", "folder", "--datapath", str(root), "--output", str(root / "shards"), "--workers", "0")
     assert pack.main([*flags, "--shard-samples", str(PER_SHARD)]) == 0
     return root / "shards"

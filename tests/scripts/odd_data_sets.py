@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 
 import main
 from scripts import check_data
-from tests.helpers import exif_that_turns
+from tests.helpers import class_files, exif_that_turns
 from tests.utils.data.deep_files import png, tiff
 
 # images of a class
@@ -55,18 +55,14 @@ def written(
     save: Callable[[Path, np.ndarray, int, str], None],
     counts: tuple[int, int] = (TRAIN, VAL),
     names: str = "ab",
-    ending: str = ".png",
+    ending: str = "png",
 ) -> Callable[[Path, Photos], None]:
     """Two classes in train/ and val/, each image written by ``save(path, pixels, label, split)``."""
 
     def make(root: Path, photos: Photos) -> None:
-        for split, count in zip(("train", "val"), counts, strict=True):
-            for label, name in enumerate(names):
-                folder = root / split / name
-                folder.mkdir(parents=True)
-                for number in range(count):
-                    picture = photos(label, number + (0 if split == "train" else counts[0]))
-                    save(folder / f"{number}{ending}", picture, label, split)
+        of_splits = dict(zip(("train", "val"), counts, strict=True))
+        for path, split, label, number in class_files(root, of_splits, names, ending):
+            save(path, photos(label, number + (0 if split == "train" else counts[0])), label, split)
 
     return make
 
@@ -203,7 +199,7 @@ SETS: dict[str, Odd] = {
     "plain": Odd(written(plainly), QUIET, QUIET),
     "16 bits, all used": Odd(written(deep(0, 65535)), "seen in 256 levels", "converted"),
     "16 bits, 0 to 199 and 600 to 799": Odd(written(deep(0, 199, 600)), "give --pixel-range 0 1023", "few levels"),
-    "16-bit TIFF of 12 bits": Odd(written(deep(0, 4095, 0, tiff), ending=".tif"), "--pixel-range 0 4095", "few levels"),
+    "16-bit TIFF of 12 bits": Odd(written(deep(0, 4095, 0, tiff), ending="tif"), "--pixel-range 0 4095", "few levels"),
     "16-bit colour of 10 bits": Odd(
         written(lambda path, pixels, *_: path.write_bytes(png(pixels.astype(np.uint16) * 4))),
         "give --pixel-range 0 1023",
@@ -214,9 +210,9 @@ SETS: dict[str, Odd] = {
         "16-bit, b: 8-bit",
         "bits by class",
     ),
-    "float TIFF": Odd(written(floats, ending=".tif"), "give --pixel-range", "damaged"),
+    "float TIFF": Odd(written(floats, ending="tif"), "give --pixel-range", "damaged"),
     "32-bit TIFF of 8 bits": Odd(
-        written(lambda path, pixels, *_: path.write_bytes(tiff(pixels[..., 0].astype(np.int32))), ending=".tif"),
+        written(lambda path, pixels, *_: path.write_bytes(tiff(pixels[..., 0].astype(np.int32))), ending="tif"),
         QUIET,
         "converted",
     ),
@@ -225,16 +221,16 @@ SETS: dict[str, Odd] = {
     "RGBA, alpha always 255": Odd(written(with_alpha(lambda label: 255)), QUIET, "converted"),
     "RGBA, alpha by class": Odd(written(with_alpha(lambda label: 90 * label)), "class a 0, class b 90", "alpha"),
     "RGBA TIFF, alpha by class": Odd(
-        written(with_alpha(lambda label: 90 * label), ending=".tif"),
+        written(with_alpha(lambda label: 90 * label), ending="tif"),
         "class a 0, class b 90",
         "alpha",
     ),
     "grey and alpha by class": Odd(written(with_alpha(lambda label: 90 * label, "LA")), "alpha channel", "alpha"),
     "black, with the content in alpha": Odd(written(only_alpha), "below an alpha channel", "only alpha"),
-    "TIFF of 5 channels": Odd(written(further, ending=".tif"), "further channels", "further channels"),
-    "CMYK": Odd(written(as_mode("CMYK"), ending=".jpg"), QUIET, "converted"),
-    "EXIF turned": Odd(written(turned, ending=".jpg"), QUIET, "EXIF rotation"),
-    "progressive JPEG": Odd(written(as_mode("RGB", progressive=True), ending=".jpg"), QUIET, QUIET),
+    "TIFF of 5 channels": Odd(written(further, ending="tif"), "further channels", "further channels"),
+    "CMYK": Odd(written(as_mode("CMYK"), ending="jpg"), QUIET, "converted"),
+    "EXIF turned": Odd(written(turned, ending="jpg"), QUIET, "EXIF rotation"),
+    "progressive JPEG": Odd(written(as_mode("RGB", progressive=True), ending="jpg"), QUIET, QUIET),
     "one class grey, one colour": Odd(
         written(by(lambda label, _: label == 0, as_mode("L"), plainly)),
         "a: grey, b: colour",
@@ -310,7 +306,7 @@ SETS: dict[str, Odd] = {
     "one image of a class": Odd(changed(unbalanced), "times the training images", "unbalanced"),
     "one image a class in validation": Odd(written(plainly, (TRAIN, 1)), "no class has two images", "few to validate"),
     "PNG named .jpg": Odd(
-        written(lambda path, pixels, *_: Image.fromarray(pixels).save(path, "PNG"), ending=".jpg"),
+        written(lambda path, pixels, *_: Image.fromarray(pixels).save(path, "PNG"), ending="jpg"),
         QUIET,
         "other format",
     ),
@@ -321,7 +317,7 @@ SETS: dict[str, Odd] = {
         "several pictures",
         "several pictures",
     ),
-    "TIFF of two pages": Odd(written(pages, ending=".tif"), "several pictures", "several pictures"),
+    "TIFF of two pages": Odd(written(pages, ending="tif"), "several pictures", "several pictures"),
     "truncated": Odd(changed(truncated), "cannot be read", "damaged"),
     "twice in training": Odd(
         changed(moved("train/a/0.png", "train/a/copy.png", copy=True)), "repeats another", "repeated"

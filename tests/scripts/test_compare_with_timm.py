@@ -13,7 +13,7 @@ from scripts.common.predictions import Chosen, predict_split
 from scripts.common.trained import open_run
 from scripts.exporting import images, onnx_files, steps
 from scripts.exporting.subject import Subject
-from tests.helpers import trained
+from tests.helpers import class_files, trained
 from utils.data.images.decoding import decode_box, to_tensor
 
 pytestmark = pytest.mark.thorough
@@ -25,14 +25,10 @@ def run(tmp_path_factory):
     """A small network of timm's, which has learnt a little of what is in JPEG files of many sizes."""
     place = tmp_path_factory.mktemp("place")
     random = np.random.default_rng(0)
-    for split, count in (("train", 8), ("val", 12)):
-        for label, name in enumerate(("ape", "bee")):
-            (place / split / name).mkdir(parents=True)
-            for number in range(count):
-                coarse = random.integers(0, 200, (7, 9, 3)).astype(np.uint8) + np.uint8(40 * label)
-                size = tuple(int(side) for side in random.integers(*SIZES, 2))
-                image = Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
-                image.save(place / split / name / f"{number:02d}.jpg")
+    for path, _, label, _ in class_files(place, {"train": 8, "val": 12}, ("ape", "bee"), "jpg", digits=2):
+        coarse = random.integers(0, 200, (7, 9, 3)).astype(np.uint8) + np.uint8(40 * label)
+        size = tuple(int(side) for side in random.integers(*SIZES, 2))
+        Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC).save(path)
     flags = "--dataname folder --arch timm/test_resnet --image-size 96 --epochs 1 --batch-size 8 --workers 0".split()
     return str(trained(place / "runs", *flags, "--datapath", place))
 

@@ -1,6 +1,5 @@
 """features.py: the features are those of the network in validation, its figures say what they are of, errors are a line."""
 
-import itertools
 import os
 import shutil
 from dataclasses import replace
@@ -22,7 +21,7 @@ from scripts.common.predictions import settings_of
 from scripts.common.trained import open_run
 from scripts.reporting import feature_study
 from scripts.reporting.feature_study import accuracies, study
-from tests.helpers import csv_rows, mistakes_of
+from tests.helpers import class_files, csv_rows, mistakes_of
 from tests.scripts.common.test_predictions import tree_of_digits
 from tests.scripts.test_report import Page
 from utils.config.settings import GONE
@@ -36,13 +35,10 @@ SMALL = ["--image-size", "32", "--batch-size", "7", *QUIET]
 def tree(root, counts=(("train", 9), ("val", 5)), size=32):
     """Class folders 'a', reddish, and 'b', bluish, of noise in squares."""
     generator = np.random.default_rng(0)
-    for split, count in counts:
-        for channel, name in ((0, "a"), (2, "b")):
-            (root / split / name).mkdir(parents=True)
-            for number in range(count):
-                pixels = np.kron(generator.integers(0, 150, (8, 8, 3)), np.ones((size // 8, size // 8, 1)))
-                pixels[:, :, channel] += 100
-                Image.fromarray(pixels.astype(np.uint8)).save(root / split / name / f"{number}.png")
+    for path, _, label, _ in class_files(root, dict(counts)):
+        pixels = np.kron(generator.integers(0, 150, (8, 8, 3)), np.ones((size // 8, size // 8, 1)))
+        pixels[:, :, 2 * label] += 100
+        Image.fromarray(pixels.astype(np.uint8)).save(path)
     return root
 
 
@@ -119,10 +115,8 @@ def test_the_images_of_a_test_folder_without_val_are_studied_once(tmp_path):
 
 
 def test_a_librarys_network_takes_images_of_any_number_of_channels(tmp_path):
-    for split, name in itertools.product(("train", "val"), "ab"):
-        (tmp_path / split / name).mkdir(parents=True)
-        for number in range(2):
-            np.save(tmp_path / split / name / f"{number}.npy", np.full((32, 32, 5), 9 * number, np.uint8))
+    for path, *_, number in class_files(tmp_path, {"train": 2, "val": 2}, ending="npy"):
+        np.save(path, np.full((32, 32, 5), 9 * number, np.uint8))
     loaded = untrained("timm/test_resnet", tmp_path, "--in-channels", "5")
     assert len(embed(loaded, chosen_of(loaded, "val"), None)) == 4
 

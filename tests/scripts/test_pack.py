@@ -3,7 +3,6 @@
 import errno
 import hashlib
 import io
-import itertools
 import json
 import os
 import pickle
@@ -26,7 +25,7 @@ from scripts.packing import plan
 from scripts.packing.checking import faults_of
 from scripts.packing.encoding import Encoding
 from scripts.packing.plan import Plan
-from tests.helpers import exif_that_turns, mistakes_of
+from tests.helpers import class_files, exif_that_turns, mistakes_of
 from tests.utils.data.deep_files import png
 from tests.utils.data.loading import make
 from utils.config.arguments import parse
@@ -426,12 +425,8 @@ def test_an_output_that_cannot_be_written_is_one_clear_line(tree, tmp_path, monk
 
 def test_shards_of_8_bits_keep_the_pixel_range_that_made_them(tmp_path):
     """Otherwise their network would be used on the files themselves with another one."""
-    for split, label in itertools.product(("train", "val"), "ab"):
-        folder = tmp_path / "files" / split / label
-        folder.mkdir(parents=True)
-        for number in range(2):
-            content = png(np.random.default_rng(number).integers(0, 1024, (8, 8)).astype(np.uint16))
-            (folder / f"{number}.png").write_bytes(content)
+    for path, *_, number in class_files(tmp_path / "files", {"train": 2, "val": 2}):
+        path.write_bytes(png(np.random.default_rng(number).integers(0, 1024, (8, 8)).astype(np.uint16)))
     ranged = ("--pixel-range", "0", "1023")
     for kind in ("raw", "keep"):
         packed(tmp_path / "files", tmp_path / kind, "--format", kind, *ranged)

@@ -18,7 +18,7 @@ from scripts.common.trained import NOT_FINITE, of_each_class, open_run
 from scripts.exporting.card import card
 from scripts.exporting.subject import Subject
 from scripts.predict import rows_of
-from tests.helpers import altered, answer, csv_rows, trained
+from tests.helpers import altered, answer, class_files, csv_rows, trained
 from utils.config.settings import UserError
 from utils.data.images import decoding
 from utils.record.reading import OneLabel
@@ -31,13 +31,9 @@ def data(tmp_path_factory):
     """Class folders of JPEG and PNG files of many sizes."""
     root = tmp_path_factory.mktemp("data")
     random = np.random.default_rng(0)
-    for split, count in (("train", 8), ("val", 12)):
-        for label, name in enumerate(CLASSES):
-            (root / split / name).mkdir(parents=True)
-            for number in range(count):
-                pixels = random.integers(0, 200, (*random.integers(24, 90, 2), 3)).astype(np.uint8) + 55 * label
-                ending = ("jpg", "png")[number % 2]
-                Image.fromarray(pixels.astype(np.uint8)).save(root / split / name / f"{number:02d}.{ending}")
+    for path, _, label, number in class_files(root, {"train": 8, "val": 12}, CLASSES, digits=2):
+        pixels = random.integers(0, 200, (*random.integers(24, 90, 2), 3)).astype(np.uint8) + 55 * label
+        Image.fromarray(pixels.astype(np.uint8)).save(path.with_suffix((".jpg", ".png")[number % 2]))
     return root
 
 

@@ -29,7 +29,7 @@ from scripts.exporting.card import preparation
 from scripts.packing.encoding import Encoding
 from scripts.serving.uploads import Limits, decode
 from tests.faults.small_run import told
-from tests.helpers import file_of, trained
+from tests.helpers import class_files, file_of, trained
 from tests.utils.data.deep_files import png, tiff
 from tests.utils.data.loading import make, read, same_steps, steps_of
 from utils.config.arguments import parse
@@ -54,14 +54,11 @@ BANDS = np.random.default_rng(0).integers(0, 65536, (12, 20, 5)).astype(np.uint1
 def tree(folder, make_file, ending, count=6):
     """Class folders of ``count`` images each for two classes and both splits; gives all the arrays of training."""
     arrays = []
-    for split in ("train", "val"):
-        for label, name in enumerate("ab"):
-            (folder / split / name).mkdir(parents=True)
-            for number in range(count):
-                rng = np.random.default_rng([label, number, split == "val"])
-                pixels = rng.integers(0, 10_000, (24, 24, 5)).astype(np.uint16) + np.uint16(9_000 * label)
-                (folder / split / name / f"{number}.{ending}").write_bytes(make_file(pixels))
-                arrays += [pixels] if split == "train" else []
+    for path, split, label, number in class_files(folder, {"train": count, "val": count}, ending=ending):
+        rng = np.random.default_rng([label, number, split == "val"])
+        pixels = rng.integers(0, 10_000, (24, 24, 5)).astype(np.uint16) + np.uint16(9_000 * label)
+        path.write_bytes(make_file(pixels))
+        arrays += [pixels] if split == "train" else []
     return np.stack(arrays)
 
 

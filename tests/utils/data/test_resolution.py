@@ -9,6 +9,7 @@ from PIL import Image
 
 import main
 from tests.faults.small_run import told
+from tests.helpers import class_files
 from tests.utils.data import loading
 from tests.utils.data.loading import same_batches
 from utils.config.arguments import parse
@@ -79,12 +80,8 @@ def test_the_table_counts_epochs_from_one():
 def files(tmp_path):
     """Class folders of photographs of several sizes."""
     numbers = np.random.default_rng(0)
-    for split, count in (("train", 6), ("val", 2)):
-        for name in "ab":
-            (tmp_path / split / name).mkdir(parents=True)
-            for number in range(count):
-                pixels = numbers.integers(0, 255, (30 + 5 * number, 44, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(tmp_path / split / name / f"{number}.png")
+    for path, *_, number in class_files(tmp_path, {"train": 6, "val": 2}):
+        Image.fromarray(numbers.integers(0, 255, (30 + 5 * number, 44, 3), dtype=np.uint8)).save(path)
     return ("--dataname", "folder", "--datapath", tmp_path, "-b", 5)
 
 
