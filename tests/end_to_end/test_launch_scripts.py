@@ -127,8 +127,8 @@ def test_the_list_holds_each_recipe_with_reference_and_measured_figure(environme
     assert rows.keys() == figures.keys()
     assert rows["cifar10/resnet18"].endswith("  not measured") and "95.28 %" in rows["cifar10/resnet18"]
     assert re.split(r" {2,}", rows["mnist/fc"])[1:] == ["98.36 %", figures["mnist/fc"]]
-    assert re.split(r" {2,}", rows["fashionmnist/conv4"])[1:] == ["of another split", figures["fashionmnist/conv4"]]
-    assert re.fullmatch(r"[\d.]+ % \(own split\)", figures["fashionmnist/conv4"])
+    assert re.split(r" {2,}", rows["fashionmnist/conv6"])[1:] == ["of another split", figures["fashionmnist/conv6"]]
+    assert re.fullmatch(r"[\d.]+ % \(own split\)", figures["fashionmnist/conv6"])
     done = run("bash", SCRIPTS / "mnist_fc.sh", "--list", env=environment, cwd=tmp_path, code=2)
     assert "--list" not in done.stderr, "a launcher of one recipe lists none"
 
