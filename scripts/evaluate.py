@@ -44,7 +44,8 @@ from utils.runtime.process import RankInfo, end_process
 
 if TYPE_CHECKING:
     from models.load import Loaded
-    from scripts.common.predictions import AnyPredictions, Chosen
+    from scripts.common.choice import Chosen
+    from scripts.common.predictions import AnyPredictions
     from scripts.evaluation.comparison import Comparison
     from scripts.evaluation.result import Evaluation
     from scripts.evaluation.several_labels import LabelComparison
@@ -58,7 +59,7 @@ def main(argv: list[str]) -> int:
     try:
         refuse_mistakes(own)
         each_of(find_run, filter(None, (own.run, own.compare)))  # before any slow import
-        from scripts.common.predictions import Chosen, settings_of
+        from scripts.common.choice import Chosen, settings_of
         from utils.runtime.distributed import Distributed
 
         loaded = open_run(own.run, own.raw, "cpu", best=own.best)
@@ -142,7 +143,8 @@ def refuse_other_files(distributed: Distributed, *loaded: Loaded) -> None:
 
 def evaluate(own: argparse.Namespace, loaded: Loaded, other: Loaded | None, distributed: Distributed) -> Evaluation:
     """Predict with ``loaded``, compare it with ``other`` if given, and measure what the flags ask for."""
-    from scripts.common.predictions import Chosen, predict_split
+    from scripts.common.choice import Chosen
+    from scripts.common.predictions import predict_split
     from scripts.evaluation.rejection import Rejection
     from scripts.evaluation.result import Evaluation
     from scripts.evaluation.summary import fit_temperature
@@ -163,7 +165,8 @@ def compare_with(
     other: Loaded, loaded: Loaded, chosen: Chosen, predictions: AnyPredictions, distributed: Distributed
 ) -> Comparison | LabelComparison:
     """Compare ``loaded``'s predictions with those of the network ``other`` on the same images."""
-    from scripts.common.predictions import point_of, predict_split, seen_before, settings_of
+    from scripts.common.choice import point_of, seen_before, settings_of
+    from scripts.common.predictions import predict_split
     from scripts.evaluation.comparison import Comparison, with_data_settings_of
     from scripts.evaluation.several_labels import LabelComparison
     from utils.data.datasets import seen_in_training
@@ -213,7 +216,7 @@ def describe(
     """Facts for JSON about the network, the images, and how the network was run on them."""
     import torch
 
-    from scripts.common.predictions import Chosen, settings_of
+    from scripts.common.choice import Chosen, settings_of
     from utils.precision.amp import resolve_amp
 
     others = other and settings_of(other, Chosen.of(own))  # each network runs as in its training, unless flags differ
@@ -238,7 +241,7 @@ def describe(
 
 def chosen_by_these_images(own: argparse.Namespace, loaded: Loaded, other: Loaded | None) -> list[str]:
     """Paths of the checkpoints whose weights were chosen by the images evaluated here."""
-    from scripts.common.predictions import validated_on
+    from scripts.common.choice import validated_on
 
     if not validated_on(own, loaded.settings):
         return []

@@ -36,7 +36,8 @@ def main(argv: list[str]) -> int:
 
     if own.push:
         pushing.refuse_mistakes(own.push)
-    from scripts.common.predictions import Chosen, warn_of_other_views
+    from scripts.common.choice import Chosen
+    from scripts.common.predictions import warn_of_other_views
     from scripts.exporting import steps
     from scripts.exporting.card import card
     from scripts.exporting.checking import ExportFailure

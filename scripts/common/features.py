@@ -22,9 +22,10 @@ from models.build import build_model, locate
 from models.load import Loaded, shape_of
 from models.prepare import BEGUN, known_preprocessing, read_weights, trained_image_size
 from models.starting_weights import load_start
+from scripts.common.choice import Chosen, ids_of, point_of, read_images, settings_of
 from scripts.common.command_line import say, warn
 from scripts.common.output import whole_file
-from scripts.common.predictions import Chosen, FromDataSet, ids_of, point_of, predict_split, read_images, settings_of
+from scripts.common.predictions import FromDataSet, predict_split
 from utils.config import arguments
 from utils.config.groups.data import DataSettings
 from utils.config.groups.model import ModelSettings

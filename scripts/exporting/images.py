@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional
 
 from models.load import Loaded
+from scripts.common.choice import Chosen, picture, read_images, settings_of
 from scripts.common.image_stream import image_names
-from scripts.common.predictions import Chosen, picture, read_images, settings_of
 from scripts.exporting.subject import Subject
 from utils.config.settings import UserError
 from utils.data.formats.readers import ImageFiles, Images

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from scripts.common.answers import FIGURES
-from scripts.common.predictions import Chosen, Predictions, predict_split, settings_of
+from scripts.common.choice import Chosen, settings_of
+from scripts.common.predictions import Predictions, predict_split
 from scripts.exporting import checking, onnx_files, writers
 from scripts.exporting.card import loading
 from scripts.exporting.formats import FORMATS

@@ -13,9 +13,10 @@ from tqdm import tqdm
 
 from models.load import Loaded
 from scripts.common.answers import FIGURES
+from scripts.common.choice import Chosen, validated_on
 from scripts.common.command_line import make_folder, say, warn
 from scripts.common.features import embed, learned_labels
-from scripts.common.predictions import AnyPredictions, Chosen, predict_split, validated_on
+from scripts.common.predictions import AnyPredictions, predict_split
 from scripts.common.trained import open_run
 from scripts.reporting import details, label_details
 from scripts.reporting.details import Predicted, add_pictures, against_record, explainer, short_ids

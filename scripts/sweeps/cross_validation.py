@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from scripts.common.choice import Chosen, point_of, settings_of
 from scripts.common.command_line import warn
 from scripts.common.output import write_csv
-from scripts.common.predictions import Chosen, Predictions, point_of, predict_split, settings_of
+from scripts.common.predictions import Predictions, predict_split
 from scripts.common.runs import RunResult, deviation, reach, validated_to_trained
 from scripts.common.uncertainty import CONFIDENCE, of_groups, wilson_interval
 from scripts.sweeps.grid import Trial

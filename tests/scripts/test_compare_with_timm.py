@@ -9,7 +9,8 @@ import timm
 import torch
 from PIL import Image
 
-from scripts.common.predictions import Chosen, predict_split
+from scripts.common.choice import Chosen
+from scripts.common.predictions import predict_split
 from scripts.common.trained import open_run
 from scripts.exporting import images, onnx_files, steps
 from scripts.exporting.subject import Subject

@@ -22,7 +22,8 @@ from models.confidence import KEY, Distance, divide_logits
 from models.training_loss import build_teacher
 from scripts import evaluate, predict
 from scripts.common.answers import Answers
-from scripts.common.predictions import Chosen, predict_split
+from scripts.common.choice import Chosen
+from scripts.common.predictions import predict_split
 from scripts.evaluation import distance as distances
 from scripts.evaluation.distance import Separation, fit_distance
 from scripts.evaluation.rejection import Curve, Rejection

@@ -27,7 +27,8 @@ from safetensors.torch import load_file
 
 from models import load_model
 from scripts import export
-from scripts.common.predictions import Chosen, predict_split
+from scripts.common.choice import Chosen
+from scripts.common.predictions import predict_split
 from scripts.exporting import checking, images, onnx_files, steps, writers
 from scripts.exporting.card import card, code, preparation
 from scripts.exporting.formats import FORMATS, Place

@@ -16,8 +16,8 @@ from sklearn.preprocessing import StandardScaler
 from scripts import features as tool
 from scripts import report
 from scripts.common import features as module
+from scripts.common.choice import settings_of
 from scripts.common.features import chosen_of, embed, key_of, learned_labels, of_architecture, on_data, splits_of
-from scripts.common.predictions import settings_of
 from scripts.common.trained import open_run
 from scripts.reporting import feature_study
 from scripts.reporting.feature_study import accuracies, study

@@ -12,8 +12,9 @@ import torch
 from PIL import Image
 
 from scripts import predict
+from scripts.common.choice import Chosen
 from scripts.common.image_stream import ImageBatch
-from scripts.common.predictions import Chosen, predict_split
+from scripts.common.predictions import predict_split
 from scripts.common.trained import NOT_FINITE, of_each_class, open_run
 from scripts.exporting.card import card
 from scripts.exporting.subject import Subject

@@ -19,7 +19,8 @@ from PIL import Image
 
 from scripts import evaluate, report
 from scripts.common.answers import Answers
-from scripts.common.predictions import Chosen, predict_split
+from scripts.common.choice import Chosen
+from scripts.common.predictions import predict_split
 from scripts.common.trained import open_run
 from scripts.reporting import assemble, details, run_parts, run_record, thumbnails
 from scripts.reporting.page import PageContent, as_json, first_warnings, grouped, page_data, render

@@ -17,10 +17,11 @@ from torch.nn import functional
 from main import main
 from models import load_model
 from scripts import average_checkpoints, evaluate, features, predict
+from scripts.common.choice import Chosen
 from scripts.common.features import chosen_of, embed, on_data
 from scripts.common.label_answers import LabelAnswers
 from scripts.common.neighbours import TEMPERATURE, votes
-from scripts.common.predictions import Chosen, predict_split
+from scripts.common.predictions import predict_split
 from scripts.common.probe import fit_probe, score_of
 from scripts.common.trained import open_run
 from scripts.evaluation.distance import fit_distance

@@ -16,7 +16,8 @@ from torch.nn import functional
 
 import main
 from models import load_model
-from scripts.common.predictions import Chosen, predict_split, settings_of, validated_on
+from scripts.common.choice import Chosen, settings_of, validated_on
+from scripts.common.predictions import predict_split
 from scripts.common.trained import find_run, open_run
 from scripts.data_check.survey import take_survey
 from tests.helpers import altered, trained

@@ -23,7 +23,7 @@ from models.build import build_model
 from models.load import load_model
 from models.starting_weights import of_other_channels
 from scripts import check_data, pack
-from scripts.common.predictions import picture
+from scripts.common.choice import picture
 from scripts.data_check.survey import _of_pixels
 from scripts.exporting.card import preparation
 from scripts.packing.encoding import Encoding
