@@ -24,6 +24,8 @@ from utils.config.settings import UserError
 if TYPE_CHECKING:
     from scripts.reporting.sources import RunSource
 
+__all__ = ["main"]
+
 NAME = "report.py"
 
 
