@@ -58,11 +58,10 @@ def main(argv: list[str]) -> int:
     own = build_parser().parse_args(argv)
     form = format_of(own.output, own.format)
     find_run(own.run)
-    from scripts.common.image_stream import LIST, image_names, warn_of
+    from scripts.common.image_stream import image_names, warn_of
 
-    given = {os.path.realpath(name) for image in own.images for name in (image, image.removeprefix(LIST))}
-    if own.output is not None and os.path.isfile(own.output) and os.path.realpath(own.output) in given:
-        raise UserError(f"--output {own.output}: is one of the images, or lists of them, to read; choose another name")
+    if own.output is not None and os.path.isfile(own.output):
+        refuse_to_replace(own.output, own.images)
     unread: Counter[str] = Counter()
     names = image_names(own.images, unread)
     began = time.monotonic()
@@ -74,6 +73,15 @@ def main(argv: list[str]) -> int:
     where = f": {own.output}" if own.output else ""
     print(f"{counted(total)} in {seconds:.1f} s{bad}{where}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def refuse_to_replace(output: str, images: Sequence[str]) -> None:
+    """Raise ``UserError`` if the existing file ``output`` is one of ``images``, or a list that one of them names."""
+    from scripts.common.image_stream import LIST
+
+    for name in chain.from_iterable((image, image.removeprefix(LIST)) for image in images):
+        if os.path.exists(name) and os.path.samefile(name, output):
+            raise UserError(f"--output {output}: is one of the images, or lists of them, to read; choose another name")
 
 
 def build_parser() -> ToolParser:

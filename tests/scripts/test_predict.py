@@ -130,6 +130,12 @@ def test_an_image_or_list_to_read_is_not_replaced_by_the_predictions(image, digi
     assert (tmp_path / "own.csv").read_text() == "kept"
 
 
+def test_a_name_that_no_file_can_have_is_refused_beside_an_output_that_exists(digits_run, tmp_path):
+    (tmp_path / "old.csv").write_text("kept")
+    with pytest.raises(UserError, match="NUL"):
+        predicted(digits_run, "a\0b", "--output", tmp_path / "old.csv")
+
+
 def test_an_output_that_is_not_finite_is_an_error_and_no_probability():
     logits = torch.tensor([[1.0, 2.0], [float("nan"), 0.0], [float("inf"), 0.0]])
     batch = ImageBatch(("a", "b", "c"), torch.zeros(3, 1, 1, 1), (None, None, None))
