@@ -209,9 +209,9 @@ def why_not_finite(made: Audit, beginning: Operation) -> tuple[str, str]:
         what = f"{'a weight' if of_weight else 'an input'} of {size:.3g} is rounded to fp16; {LIMIT}"
         return (WEIGHT_EXCEEDS if of_weight else INPUT_EXCEEDS), what
     if largest > FP16_LIMIT:
-        # Of all passes, as ``largest`` is.
-        alike = (done for done in made.reference.operations if done[:2] == beginning[:2])
-        size = max((value.largest for done in alike for value in done.inputs), default=0.0)
+        operations = made.reference.operations  # of all batches, as ``largest`` is
+        alike = [one for one in operations if (one.module, one.name) == (beginning.module, name)]
+        size = max((value.largest for one in alike for value in one.inputs), default=0.0)
         return OVERFLOWS, f"its {name} of values up to {size:.3g} gives up to {largest:.3g}; {LIMIT}"
     return NOT_FINITE, (
         f"its {name} of values up to {size:.3g} is not finite in fp16, though the true result is small: an "

@@ -33,7 +33,7 @@ from utils.data.images.stored import RAW, NamedBytes, content_of
 
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 MANY = 2**16
-TOO_SHORT = "holds fewer numbers than those of shape {} that its header states"
+TOO_SHORT = "holds fewer numbers than those of shape {}, which its header states"
 LUMA = (0.299, 0.587, 0.114)  # Pillow's weights of red, green and blue
 # Steps that turn a stored array upright, by EXIF orientation: whether to transpose it, then the axes to reverse.
 UPRIGHT = {2: (0, (1,)), 3: (0, (0, 1)), 4: (0, (0,)), 5: (1, ()), 6: (1, (1,)), 7: (1, (0, 1)), 8: (1, (0,))}
